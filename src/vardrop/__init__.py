@@ -104,7 +104,7 @@ _HOMES = {name: home for home, names in _LAZY.items() for name in names.split()}
 _MODULES = {estimators, functional, gates, heads, layers, metrics, posteriors, priors}
 
 
-def _is_public(name: str, value: Any) -> bool:
+def _is_public(name: str, value: object) -> bool:
     hidden = name.startswith("_") or name in ("TYPE_CHECKING", "Any", "ModuleType")
     return not hidden and (not isinstance(value, ModuleType) or value in _MODULES)
 

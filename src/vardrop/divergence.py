@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,32 +27,34 @@ from vardrop.posteriors import (
 )
 from vardrop.priors import ARD, LogUniform, MonteCarlo, Normal, Prior, Proper, StudentT
 
+Q = TypeVar("Q", bound=Posterior)
+P = TypeVar("P", bound=Prior)
 # (q, p, weight, axes, noise tensors of q, tensors of p) -> 0-dim tensor
-Formula = Callable[[Any, Any, Tensor, Axes, Tensors, Tensors], Tensor]
-Reason = Callable[[Any, Any], str | None]  # why this pair of values has no KL, or None
+Formula = Callable[[Q, P, Tensor, Axes, Tensors, Tensors], Tensor]
+Reason = Callable[[Q, P], str | None]  # why this pair of values has no KL, or None
 # (q, p, weight, noise tensors of q) -> what the draws and the KL of a training step share, or None
-Shared = Callable[[Any, Any, Tensor, Tensors], F.AdditiveWeights | None]
+Shared = Callable[[Q, P, Tensor, Tensors], F.AdditiveWeights | None]
 
 
-class _Pair(NamedTuple):
+class _Pair(NamedTuple, Generic[Q, P]):
     """The functions of a pair of types."""
 
-    formula: Formula
-    unsupported_reason: Reason
-    gradient: Formula
-    shared: Shared | None
+    formula: Formula[Q, P]
+    unsupported_reason: Reason[Q, P]
+    gradient: Formula[Q, P]
+    shared: Shared[Q, P] | None
 
 
-_PAIRS: dict[tuple[type[Any], type[Prior]], _Pair] = {}
+_PAIRS: dict[tuple[type, type], _Pair[Any, Any]] = {}  # by the types of q and p
 
 
 def register_kl(
-    q_type: type[Any],
-    p_type: type[Prior],
-    refuse: Reason = lambda q, p: None,
-    gradient: Formula | None = None,
-    shared: Shared | None = None,
-) -> Callable[[Formula], Formula]:
+    q_type: type[Q],
+    p_type: type[P],
+    refuse: Reason[Q, P] = lambda q, p: None,
+    gradient: Formula[Q, P] | None = None,
+    shared: Shared[Q, P] | None = None,
+) -> Callable[[Formula[Q, P]], Formula[Q, P]]:
     """Register the KL of a pair of types, as a decorator of its formula.
 
     Args:
@@ -73,7 +75,7 @@ def register_kl(
                 f"but got {describe_value(argument)}."
             )
 
-    def register(formula: Formula) -> Formula:
+    def register(formula: Formula[Q, P]) -> Formula[Q, P]:
         if (q_type, p_type) in _PAIRS:
             raise VardropError(
                 f"Expected the KL of ({q_type.__name__}, {p_type.__name__}) to be registered once, "
@@ -85,7 +87,7 @@ def register_kl(
     return register
 
 
-def check_kl(q: Posterior, p: Prior) -> _Pair:
+def check_kl(q: Posterior, p: Prior) -> _Pair[Any, Any]:
     """Return the registered pair, or raise an error if KL(q || p) cannot be computed."""
     check_type("q", q, Posterior, "a Posterior")
     check_type("p", p, Prior, "a Prior")
@@ -175,7 +177,7 @@ def _cubic_needs_a_bound(q: Posterior, p: LogUniform) -> str | None:
 
 
 def _additive_gradient(
-    q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
+    q: AdditiveGaussian, p: LogUniform, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
 ) -> Tensor:
     if p.form == "exact":
         return F.log_uniform_kl_additive(weight, qt["log_sigma2"], value=False)
@@ -192,7 +194,7 @@ def _additive_gradient(
     ),
 )
 def _additive_to_log_uniform(
-    q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
+    q: AdditiveGaussian, p: LogUniform, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
 ) -> Tensor:
     if p.form == "exact":
         return F.log_uniform_kl_additive(weight, qt["log_sigma2"])
@@ -200,28 +202,36 @@ def _additive_to_log_uniform(
 
 
 @register_kl(MultiplicativeGaussian, LogUniform, _cubic_needs_a_bound)
-def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
+def _(
+    q: MultiplicativeGaussian, p: LogUniform, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
+) -> Tensor:
     log_alpha = q.log_alpha(weight, qt)
     per_alpha = weight.numel() / log_alpha.numel()  # weights with one alpha
     return log_uniform_from_log_alpha(p, log_alpha).sum() * per_alpha
 
 
 @register_kl(AdditiveGaussian, ARD)
-def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
+def _(q: AdditiveGaussian, p: ARD, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
     return F.ard_kl_additive(weight, qt["log_sigma2"])
 
 
 @register_kl(MultiplicativeGaussian, ARD)
-def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
+def _(
+    q: MultiplicativeGaussian, p: ARD, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
+) -> Tensor:
     log_alpha = q.log_alpha(weight, qt)
     per_alpha = weight.numel() / log_alpha.numel()
     return 0.5 * torch.nn.functional.softplus(-log_alpha).sum() * per_alpha
 
 
-@register_kl(ZeroMean, LogUniform)
-@register_kl(ZeroMean, ARD)
-def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
+def _zero_mean_kl(
+    q: ZeroMean, p: Prior, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
+) -> Tensor:
     return qt["sigma"].new_zeros(())  # alpha is infinite: the constant that KL is normalised by
+
+
+register_kl(ZeroMean, LogUniform)(_zero_mean_kl)
+register_kl(ZeroMean, ARD)(_zero_mean_kl)
 
 
 def _needs_density(q: ZeroMean, p: Prior) -> str | None:
@@ -233,7 +243,9 @@ def _mean(q: Posterior, weight: Tensor) -> Tensor:
 
 
 @register_kl(AdditiveGaussian, Normal)
-def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
+def _(
+    q: AdditiveGaussian, p: Normal, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
+) -> Tensor:
     # `normal_kl` with the sums taken term by term: fewer passes over the weights.
     log_sigma2, scale = qt["log_sigma2"], p.scale(weight, pt)
     squares = log_sigma2.exp().sum() + (weight - p.location(weight, pt)).square().sum()
@@ -241,9 +253,14 @@ def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> T
     return (0.5 * (squares / scale.square() - log_sigma2.sum()) + constant).sum()
 
 
-@register_kl(MultiplicativeGaussian, Normal)
-@register_kl(ZeroMean, Normal, _needs_density)
-def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
+def _gaussian_to_normal(
+    q: MultiplicativeGaussian | ZeroMean,
+    p: Normal,
+    weight: Tensor,
+    axes: Axes,
+    qt: Tensors,
+    pt: Tensors,
+) -> Tensor:
     # The KL of a zero weight under multiplicative noise is infinite. It counts as the smallest
     # normal number (`log_square`), so that a model with such weights can be trained.
     location, scale = p.location(weight, pt), p.scale(weight, pt)
@@ -251,10 +268,13 @@ def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> T
     return F.normal_kl(_mean(q, weight), location, scale, log_variance=log_variance).sum()
 
 
-@register_kl(AdditiveGaussian, StudentT)
-@register_kl(MultiplicativeGaussian, StudentT)
-@register_kl(ZeroMean, StudentT, _needs_density)
-def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
+register_kl(MultiplicativeGaussian, Normal)(_gaussian_to_normal)
+register_kl(ZeroMean, Normal, _needs_density)(_gaussian_to_normal)
+
+
+def _gaussian_to_student_t(
+    q: Posterior, p: StudentT, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
+) -> Tensor:
     mean, variance = _mean(q, weight), q.variance(weight, qt)
     unit = p.scale * math.sqrt(p.df)
     scaled_mean, scaled_variance = mean / unit, variance / unit**2
@@ -266,12 +286,17 @@ def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> T
     return (cross - q.entropy(weight, qt)).sum()
 
 
+register_kl(AdditiveGaussian, StudentT)(_gaussian_to_student_t)
+register_kl(MultiplicativeGaussian, StudentT)(_gaussian_to_student_t)
+register_kl(ZeroMean, StudentT, _needs_density)(_gaussian_to_student_t)
+
+
 def _zero_centred(q: Bernoulli, p: Normal) -> str | None:
     return None if p.mean == 0 and not p.learned else "it is defined for a fixed N(0, std^2) only"
 
 
 @register_kl(Bernoulli, Normal, _zero_centred)
-def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
+def _(q: Bernoulli, p: Normal, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
     # Quasi-KL of Gal & Ghahramani 2016 (appendix): the singular posterior's mean term; a dropped
     # weight has no cost, and a retained one has the value weight / (1 - drop_rate).
     return 0.5 * weight.square().sum() / (p.std**2 * (1 - q.drop_rate))
@@ -281,8 +306,8 @@ def _needs_entropy(q: Posterior, p: MonteCarlo) -> str | None:
     return None if q.has_entropy else "the posterior does not define `entropy`"
 
 
-@register_kl(Posterior, MonteCarlo, _needs_entropy)
-def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
+@register_kl(Posterior, MonteCarlo, _needs_entropy)  # type: ignore[type-abstract]
+def _(q: Posterior, p: MonteCarlo, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
     log_prob = torch.zeros_like(weight)
     for _ in range(p.samples):
         draw = q.sample(weight, q.draw(weight, axes), qt)

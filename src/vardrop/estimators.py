@@ -16,17 +16,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_number
+from vardrop._core.checks import check_number, check_type, describe_value
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
+from vardrop.divergence import check_kl
 from vardrop.functional import gaussian_output, keep_layout, normal_like, random_signs
 from vardrop.noisy import NoisyTensor
 from vardrop.posteriors import Posterior
+from vardrop.priors import Prior
+
+WeightNoise = tuple[Tensor, Tensor | None]  # of the weight, and of the bias if it is noisy
+FlipoutNoise = tuple[WeightNoise | None, Tensor | None, Tensor | None]  # and the signs r and s
+ExplicitNoise = Tensor | WeightNoise | FlipoutNoise  # each estimator takes one of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +120,7 @@ class AffineMap:
             bias = bias + self.bias.variance()
         return keep_layout(variance, self.weight.mean) if self.trailing else variance, bias
 
-    def draw(self, batch: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
+    def draw(self, batch: tuple[int, ...] = ()) -> WeightNoise:
         """Standard noise for the weight, and for the bias if it is noisy."""
         noise = self.weight.draw(batch)
         return noise, self.bias.draw(batch) if isinstance(self.bias, NoisyTensor) else None
@@ -139,7 +145,9 @@ class Estimator(Value, ABC):
         return None
 
     @abstractmethod
-    def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+    def __call__(
+        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: ExplicitNoise | None = None
+    ) -> Tensor:
         """Draw the output. With `noise=None` the noise is drawn as well."""
 
 
@@ -150,8 +158,10 @@ class WeightSample(Estimator):
     Blundell et al. 2015, sec. 3.2.
     """
 
-    def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
-        noise_w, noise_b = affine.draw() if noise is None else noise
+    def __call__(
+        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: ExplicitNoise | None = None
+    ) -> Tensor:
+        noise_w, noise_b = affine.draw() if noise is None else _weight_noise(noise)
         return affine.op(*inputs, *affine.sample(noise_w, noise_b))
 
 
@@ -164,8 +174,12 @@ class PerExample(Estimator):
 
     whole_weights_per: ClassVar[Literal["batch", "example"] | None] = "example"
 
-    def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
-        noise_w, noise_b = affine.draw((inputs[0].shape[0],)) if noise is None else noise
+    def __call__(
+        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: ExplicitNoise | None = None
+    ) -> Tensor:
+        if noise is None:
+            noise = affine.draw((inputs[0].shape[0],))
+        noise_w, noise_b = _weight_noise(noise)
         weight, bias = affine.sample(noise_w, noise_b)
 
         def one(weight: Tensor, bias: Tensor | None, *example: Tensor) -> Tensor:
@@ -181,13 +195,16 @@ class LocalReparameterization(Estimator):
 
     Exact for Gaussian weights of a dense layer on inputs (N, features). If a weight serves several
     positions of an example (a kernel, a dense layer over tokens, a tied weight), it keeps the
-    marginals and drops the covariance between positions. `floor` is added to the variance so that
-    its square root has a gradient at x = 0.
+    marginals and drops the covariance between positions.
 
     With other noise (signs, masks) outputs are normal only in the limit of a large fan-in: with
     three inputs a sum of signs takes four values. Such a posterior raises an error, unless
     `central_limit=True` requests that approximation, which keeps mean and variance. One mask for
     several weights of an output always raises an error, because the variance would be wrong too.
+
+    Args:
+        floor: added to the variance, so that its square root has a gradient at x = 0.
+        central_limit: whether weights that are not normal are treated as normal.
 
     Kingma, Salimans & Welling 2015, eq. 6; Wang & Manning 2013, "Fast dropout training", sec. 3
     (the limit).
@@ -218,7 +235,11 @@ class LocalReparameterization(Estimator):
             "them as normal, which a large fan-in justifies"
         )
 
-    def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+    def __call__(
+        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: ExplicitNoise | None = None
+    ) -> Tensor:
+        if not isinstance(noise, Tensor | None):
+            raise _wrong_noise("a tensor in the shape of the output", noise)
         mean, variance = affine.moments(inputs, affine.variances(self.floor))
         noise = normal_like(variance) if noise is None else noise.to(variance.dtype)
         if mean is None:
@@ -242,7 +263,11 @@ class Flipout(Estimator):
             return None
         return f"flipout flips signs, and the noise of {posterior!r} is not symmetric"
 
-    def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+    def __call__(
+        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: ExplicitNoise | None = None
+    ) -> Tensor:
+        if noise is not None and (isinstance(noise, Tensor) or len(noise) != 3):
+            raise _wrong_noise("((noise of the weight, noise of the bias or None), r, s)", noise)
         mean = affine.mean_output(inputs)
         draw, sign_in, sign_out = (None, None, None) if noise is None else noise
         noise_w, noise_b = affine.draw() if draw is None else draw
@@ -263,6 +288,16 @@ class Flipout(Estimator):
         return random_signs(tuple(n if i in signed else 1 for i, n in enumerate(x.shape)), x)
 
 
+def _weight_noise(noise: ExplicitNoise) -> WeightNoise:
+    if isinstance(noise, Tensor) or len(noise) != 2:
+        raise _wrong_noise("(noise of the weight, noise of the bias or None)", noise)
+    return noise
+
+
+def _wrong_noise(wanted: str, noise: ExplicitNoise) -> VardropError:
+    return VardropError(f"Expected `noise` to be {wanted}, but got {describe_value(noise)}.")
+
+
 def check_estimator(estimator: Estimator, posterior: Posterior) -> None:
     """Raise unless the estimator can draw from the posterior."""
     if reason := estimator.unsupported_reason(posterior):
@@ -270,6 +305,28 @@ def check_estimator(estimator: Estimator, posterior: Posterior) -> None:
             f"Expected an estimator that fits the posterior, but {reason}. "
             "Use per_example or weight_sample."
         )
+
+
+def check_method(posterior: Posterior | None, prior: Prior | None, estimator: Estimator) -> None:
+    """Raise an error unless posterior, prior and estimator fit together.
+
+    Args:
+        posterior: of the weights, or None.
+        prior: of the weights, or None.
+        estimator: how the noise of the weights is drawn.
+    """
+    check_type("posterior", posterior, Posterior | None, "a Posterior or None")
+    check_type("prior", prior, Prior | None, "a Prior or None")
+    check_type("estimator", estimator, Estimator, "an Estimator such as vardrop.flipout")
+    if prior is not None and posterior is None:
+        raise VardropError(
+            f"Expected `posterior` where there is a prior, but got None with {prior!r}. "
+            "Give a posterior, or leave out the prior."
+        )
+    if posterior is not None:
+        check_estimator(estimator, posterior)
+        if prior is not None:
+            check_kl(posterior, prior)
 
 
 weight_sample = WeightSample()

@@ -300,6 +300,9 @@ class Categorical(_OfClasses):
 class Bernoulli(_OfClasses):
     """-log p(target) for independent binary targets with logits output / `temperature`.
 
+    Args:
+        temperature: the divisor of the logits.
+
     >>> import torch
     >>> Bernoulli()(torch.zeros(2), torch.tensor([0.0, 1.0]))
     tensor(0.6931)
@@ -346,6 +349,10 @@ class Bernoulli(_OfClasses):
 
 class Gaussian(Likelihood):
     """-log N(target; output, std^2) with one standard deviation, fixed or learned.
+
+    Args:
+        std: the standard deviation, or its initial value.
+        learned: whether it is learned.
 
     >>> import torch
     >>> likelihood = Gaussian(std=1.0)
@@ -400,7 +407,10 @@ class Gaussian(Likelihood):
 class HeteroscedasticGaussian(Likelihood):
     """-log N(target; mean, scale^2 exp(log_variance)), both from the last axis of the output.
 
-    The last axis holds the means, then the log variances. `scale` is 1 in training.
+    The last axis holds the means, then the log variances.
+
+    Args:
+        scale: the factor of the standard deviation. It is 1 in training.
 
     >>> import torch
     >>> HeteroscedasticGaussian()(torch.zeros(1, 2), torch.zeros(1, 1))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import threading
-import warnings
 from collections.abc import Container, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 from vardrop._core.checks import check_net, check_type
 from vardrop._core.encoder import update_encoder_fastpath
 from vardrop._core.errors import VardropError
+from vardrop._core.kl_warning import count_pass
 from vardrop._core.sharding import is_sharded, local_part, sum_over_shards
 from vardrop._core.torch_private import in_transform
 from vardrop.divergence import kl_divergence, shared_in_step
@@ -29,24 +28,18 @@ if TYPE_CHECKING:
 Kind = Literal["weight", "input", "output"]
 KLTerms = dict[Hashable, Tensor]
 Module = TypeVar("Module", bound=nn.Module)
-
-# A layer is being trained if its parameters change in the second half of this many passes.
-# Gradient accumulation, or several draws per step, do not change parameters in between.
-_PASSES = 100
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 _LOG_ALPHA = 3.0  # the threshold of Molchanov et al. 2017, a drop rate of 0.95
-_NO_KL = (
-    f"A noisy model is being trained, but its KL was not used in {_PASSES} passes. Without the KL "
-    "the noise vanishes. Minimise vardrop.ELBO(net, likelihood, num_data)(x, y).loss, "
-    "or add vardrop.kl(net) / num_data to the loss. ELBO(..., beta=0) trains without it."
-)
 
 
 @dataclass(frozen=True, eq=False)
 class Relevance:
     """The relevance of each weight or unit of a module, and the rule to retain it.
 
-    `score` has the shape of the weight (`kind` is "weight"), or one entry per input or output unit.
+    Args:
+        score: in the shape of the weight, or one entry per unit.
+        threshold: of the score.
+        keep_above: whether scores above the threshold are retained, else scores below.
+        kind: "weight", or the side of the units: "input" or "output".
     """
 
     score: Tensor
@@ -65,9 +58,14 @@ class Relevance:
 class NoisyTensor:
     """One noisy tensor of a layer: a view of the current tensors, made at each call.
 
-    w ~ q with E w = `mean`. `noise` and `hyper` are the tensors of posterior and prior by name.
-    `axes` are the axes of inputs and outputs (a bias has no inputs). `cached_variance` is Var w if
-    a training step has already computed it.
+    Args:
+        mean: E w.
+        posterior: q(w).
+        prior: p(w), or None.
+        noise: the tensors of the posterior by name.
+        hyper: the tensors of the prior by name.
+        axes: of inputs and outputs. A bias has no inputs.
+        cached_variance: Var w if a training step has already computed it.
 
     >>> import torch, vardrop as vd
     >>> layer = vd.convert(torch.nn.Linear(3, 2), vd.sparse_vd(log_sigma2=0.0))
@@ -160,9 +158,7 @@ class NoisyTensor:
                 mean, variance = shared.mean, shared.variance
         if training:
             mean = self.posterior.training_mean(mean, self.noise, variance)
-        if mean is self.mean:
-            return self
-        return replace(self, mean=mean, cached_variance=variance)
+        return self if mean is self.mean else replace(self, mean=mean, cached_variance=variance)
 
     def relevance(self) -> Relevance | None:
         """log alpha of every weight and the rule to retain it, or None without such a rule."""
@@ -181,7 +177,6 @@ class Noisy(nn.Module):
     transient: ClassVar[tuple[str, ...]] = ("_switches",)  # state of one call, not for clones
     encloses: ClassVar[bool] = True  # modules inside belong to it, and are converted with it
     passes_without_kl: float = 0  # noisy passes with gradients since the KL was last used
-    _checksums: tuple[int, ...] = ()  # of the parameters, halfway through these passes
 
     @property
     def is_sampling(self) -> bool:
@@ -189,10 +184,7 @@ class Noisy(nn.Module):
         return self.training if self.sampling is None else self.sampling
 
     def kl(self, value: bool = True) -> Tensor | None:
-        """KL of the noise of this module, summed, or None if its objective has no KL.
-
-        With `value=False` only the gradient is exact.
-        """
+        """KL of the noise, or None without KL. `value=False`: only its gradient is exact."""
         return None
 
     def kl_terms(self, value: bool = True, counted: Container[Hashable] = ()) -> KLTerms:
@@ -213,28 +205,9 @@ class Noisy(nn.Module):
 
     def warn_if_kl_unused(self) -> None:
         """Count a noisy pass, and warn if parameters are trained without the KL."""
-        if torch.compiler.is_compiling() or in_transform():
-            return
-        if not (self.training and torch.is_grad_enabled()):
-            return
-        state = vars(self)  # nn.Module.__setattr__ is slow
-        state["passes_without_kl"] = passes = self.passes_without_kl + 1
-        if passes == _PASSES // 2:  # not reached by steps that use the KL
-            state["_checksums"] = self._parameter_checksums()
-        elif passes == _PASSES:
-            state["passes_without_kl"] = 0
-            if self._parameter_checksums() != self._checksums and self._owes_kl():
-                state["passes_without_kl"] = -math.inf  # once
-                warnings.warn(_NO_KL, stacklevel=2)
-
-    def _parameter_checksums(self) -> tuple[int, ...]:
-        """The sum of the bits of every trained parameter, which any update changes.
-
-        A fused optimizer does not raise the version of a tensor.
-        """
-        trained = (p.detach() for p in self.parameters() if p.requires_grad)
-        local = (p.to_local() if is_sharded(p) else p for p in trained)
-        return tuple(int(p.view(_BITS[p.element_size()]).sum()) for p in local)
+        traced = torch.compiler.is_compiling() or in_transform()
+        if self.training and torch.is_grad_enabled() and not traced:
+            count_pass(self, self._owes_kl)
 
     def _owes_kl(self) -> bool:
         """Whether this module has a KL that training should use."""
@@ -334,6 +307,9 @@ def sampling(net: nn.Module, on: bool = True) -> Iterator[nn.Module]:
     Args:
         net: a model with noisy modules.
         on: whether noise is drawn.
+
+    Returns:
+        A context, which yields the model.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(2, 1), vd.bayes_by_backprop()).eval()
@@ -451,9 +427,9 @@ def log_alpha(net: nn.Module) -> dict[str, Tensor]:
 def relevance(net: nn.Module) -> dict[str, Relevance]:
     """The relevance of weights and units, by module name, detached.
 
-    For weight posteriors the score is log alpha, one per weight, retained below 3. A weight with
-    another name than `weight` is `<module>.<name>`. For gates it is the score of the method, one
-    per unit. A gate inside a layer is `<layer>.gate`, and `kind` is the side of the layer.
+    For weights the score is log alpha, retained below 3, with names as in `log_alpha`. For gates it
+    is the score of the method, one per unit. A gate inside a layer is `<layer>.gate`, and `kind` is
+    the side of the layer.
 
     Args:
         net: a model with noisy modules.

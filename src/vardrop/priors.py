@@ -1,4 +1,4 @@
-"""Priors p(w): frozen values. A prior that has tensors (learned, or centred on weights) says so."""
+"""Priors p(w): frozen values. The tensors of a prior belong to the layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vardrop.functional.normal import LOG_2PI
 
 @dataclass(frozen=True)
 class Prior(Value):
-    """What every prior can be asked. Its tensors are in at least single precision."""
+    """Base of priors. Their tensors are in at least single precision."""
 
     @property
     def learned(self) -> bool:
@@ -44,10 +44,11 @@ class Proper(Prior, ABC):
 
 @dataclass(frozen=True)
 class LogUniform(Prior):
-    """p(|w|) proportional to 1/|w|: improper, so the KL is known up to a constant only.
+    """p(|w|) proportional to 1/|w|. It is improper, so the KL is defined up to a constant.
 
-    `form` picks the KL: `exact` (closed form, the default), `sigmoid` (Molchanov 2017), `cubic`
-    (Kingma 2015; only for alpha <= 1) or `bound` (Kingma 2015, appendix).
+    Args:
+        form: of the KL: `exact` (closed form), `sigmoid` (Molchanov 2017), `cubic` (Kingma 2015,
+            only for alpha <= 1) or `bound` (Kingma 2015, appendix).
 
     Kingma, Salimans & Welling 2015, sec. 3.3.
     """
@@ -65,9 +66,12 @@ class ARD(Prior):
 
 @dataclass(frozen=True)
 class Normal(Proper):
-    """N(mean, std^2); `mean="pretrained"` centres it on the weights at conversion.
+    """N(mean, std^2).
 
-    `learned=True` fits one standard deviation per layer by empirical Bayes.
+    Args:
+        mean: a number, or "pretrained" for the weights at conversion.
+        std: the standard deviation, or its initial value if it is learned.
+        learned: whether each layer fits its standard deviation by empirical Bayes.
 
     >>> import torch
     >>> Normal(std=1.0).log_prob(torch.tensor(0.0), {})
@@ -90,7 +94,7 @@ class Normal(Proper):
             )
 
     def initial(self, weight: Tensor) -> dict[str, Tensor]:
-        """prior_log_std where it is learned, prior_mean where it is that of a pretrained net."""
+        """prior_log_std if it is learned, prior_mean if the mean is the pretrained weights."""
         if self.learned:
             return {"prior_log_std": to_float32_or_wider(weight).new_full((1,), math.log(self.std))}
         if self.mean == "pretrained":
@@ -120,7 +124,12 @@ class Normal(Proper):
 class ScaleMixture(Proper):
     """pi N(0, std1^2) + (1 - pi) N(0, std2^2), a wide and a narrow component.
 
-    Its KL has no closed form: ask for `MonteCarlo(ScaleMixture(...), samples=n)`.
+    Its KL has no closed form. Use `MonteCarlo(ScaleMixture(...), samples=n)`.
+
+    Args:
+        pi: the weight of the first component.
+        std1: the standard deviation of the wide component.
+        std2: the standard deviation of the narrow component.
 
     >>> import torch
     >>> ScaleMixture(pi=1.0 - 1e-12, std1=1.0, std2=0.1).log_prob(torch.tensor(1.0), {})
@@ -146,18 +155,21 @@ class ScaleMixture(Proper):
             return math.log(fraction / std) - 0.5 * (weight / std).square() - 0.5 * LOG_2PI
 
         broad, narrow = component(self.pi, self.std1), component(1 - self.pi, self.std2)
-        # In log space, so that the gradient does not vanish beyond a few std1; the second
-        # derivative of torch.logaddexp is NaN where one of them is much the larger.
+        # In log space, so that the gradient does not vanish beyond a few std1. The second
+        # derivative of torch.logaddexp is NaN if one component is much larger.
         return broad + functional.softplus(narrow - broad, threshold=50.0)
 
 
 @dataclass(frozen=True)
 class StudentT(Proper):
-    """Student's t with `df` degrees of freedom and a scale; df -> 0 tends to the log-uniform.
+    """Student's t distribution. For df -> 0 it tends to the log-uniform prior.
 
-    `form="exact"` integrates E log(1 + w^2 / (df scale^2)) to about 1e-7; `form="bound"` moves
-    the expectation inside the logarithm (Jensen), a cheap upper bound on the KL that becomes ARD
-    as df -> 0.
+    Args:
+        df: the degrees of freedom.
+        scale: the scale.
+        form: `exact` integrates E log(1 + w^2 / (df scale^2)) to about 1e-7. `bound` moves the
+            expectation inside the logarithm (Jensen), a cheap upper bound of the KL that becomes
+            ARD for df -> 0.
 
     >>> import torch
     >>> StudentT(df=1.0).log_prob(torch.tensor(0.0), {})
@@ -192,7 +204,11 @@ class StudentT(Proper):
 
 @dataclass(frozen=True)
 class MonteCarlo(Prior):
-    """Asks for the KL to `prior` by sampling: the entropy of q exactly, -E_q log p by draws.
+    """The KL to `prior` by sampling: the entropy of q is exact, and -E_q log p uses draws.
+
+    Args:
+        prior: a prior with a density.
+        samples: the number of draws per KL.
 
     Blundell et al. 2015, eq. 2.
     """
@@ -211,9 +227,9 @@ class MonteCarlo(Prior):
 
     @property
     def learned(self) -> bool:
-        """As the prior itself."""
+        """Whether the sampled prior has parameters."""
         return self.prior.learned
 
     def initial(self, weight: Tensor) -> dict[str, Tensor]:
-        """The tensors of the prior itself."""
+        """The tensors of the sampled prior."""
         return self.prior.initial(weight)

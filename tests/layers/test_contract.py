@@ -10,7 +10,7 @@ from vardrop import recipes
 from vardrop.testing import CHECKS, HEADS, LAYERS, RECIPES, RECURRENT, cases, covering
 
 ALL = RECIPES | RECURRENT
-ROWS = [(check, *pair) for check in CHECKS for pair in covering(1)]
+ROWS = [(check, *pair) for check in CHECKS for pair in covering(3)]
 
 
 @pytest.mark.parametrize("check, layer, recipe", ROWS)

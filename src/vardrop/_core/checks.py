@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from types import UnionType
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -19,7 +18,7 @@ _LIMITS = (("above", gt), ("at least", ge), ("below", lt), ("at most", le))
 
 def check_number(
     name: str,
-    value: Any,
+    value: object,
     *,
     above: float | None = None,
     at_least: float | None = None,
@@ -33,9 +32,10 @@ def check_number(
     """
     limits = zip(_LIMITS, (above, at_least, below, at_most), strict=True)
     active = [(word, fits, limit) for (word, fits), limit in limits if limit is not None]
-    real = isinstance(value, Real) and not isinstance(value, bool)
+    number = math.nan
     try:
-        number = float(value) if real else math.nan
+        if isinstance(value, Real) and not isinstance(value, bool):
+            number = float(value)
     except OverflowError:  # an integer that no float can hold
         number = math.inf
     if not math.isfinite(number) or not all(fits(number, limit) for _, fits, limit in active):
@@ -45,7 +45,7 @@ def check_number(
         )
 
 
-def check_integer(name: str, value: Any, at_least: int = 1, remedy: str = "") -> None:
+def check_integer(name: str, value: object, at_least: int = 1, remedy: str = "") -> None:
     """Raise an error unless a value is an integer of at least `at_least`. A bool is not an integer.
 
     >>> check_integer("samples", 8)
@@ -54,7 +54,7 @@ def check_integer(name: str, value: Any, at_least: int = 1, remedy: str = "") ->
         raise VardropError(_sentence(name, f"an integer of at least {at_least}", value, remedy))
 
 
-def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise an error unless a value is one of the choices.
 
     >>> check_choice("per", "weight", ("weight", "layer"))
@@ -65,7 +65,7 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
         raise VardropError(f"Expected `{name}` to be one of {words}, but got {value!r}.{hint}")
 
 
-def suggest(value: Any, choices: Iterable[Any]) -> str:
+def suggest(value: object, choices: Iterable[object]) -> str:
     """Suggest the closest name, as the end of an error message. Empty if no name is close.
 
     >>> suggest("sparse-VD", ("sparse_vd", "l0"))
@@ -77,9 +77,20 @@ def suggest(value: Any, choices: Iterable[Any]) -> str:
 
 
 def check_type(
-    name: str, value: Any, kind: type | UnionType | tuple[type, ...], wanted: str, remedy: str = ""
+    name: str,
+    value: object,
+    kind: type | UnionType | tuple[type, ...],
+    wanted: str,
+    remedy: str = "",
 ) -> None:
     """Raise an error unless a value has a type, which `wanted` describes.
+
+    Args:
+        name: of the argument, for the message.
+        value: the argument.
+        kind: the type or types.
+        wanted: describes them in the message.
+        remedy: the end of the message.
 
     >>> check_type("on", True, bool, "True or False")
     """
@@ -87,7 +98,7 @@ def check_type(
         raise VardropError(_sentence(name, wanted, value, remedy))
 
 
-def check_net(net: Any, name: str = "net") -> None:
+def check_net(net: object, name: str = "net") -> None:
     """Raise an error unless a value is a module.
 
     >>> check_net(nn.Linear(2, 1))
@@ -95,7 +106,7 @@ def check_net(net: Any, name: str = "net") -> None:
     check_type(name, net, nn.Module, "a torch.nn.Module")
 
 
-def check_tensor(name: str, value: Any, remedy: str = "") -> None:
+def check_tensor(name: str, value: object, remedy: str = "") -> None:
     """Raise an error unless a value is a tensor.
 
     >>> import torch
@@ -106,8 +117,15 @@ def check_tensor(name: str, value: Any, remedy: str = "") -> None:
     )
 
 
-def describe_value(value: Any) -> str:
-    """Describe a value in an error message, in at most 80 characters."""
+def describe_value(value: object) -> str:
+    """Describe a value in an error message, in at most 80 characters.
+
+    Args:
+        value: any value.
+
+    Returns:
+        The description.
+    """
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     text = repr(value)
@@ -127,5 +145,5 @@ def printable(text: str) -> str:
     )
 
 
-def _sentence(name: str, wanted: str, value: Any, remedy: str) -> str:
+def _sentence(name: str, wanted: str, value: object, remedy: str) -> str:
     return f"Expected `{name}` to be {wanted}, but got {describe_value(value)}. {remedy}".rstrip()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from types import ModuleType
 
 
 class VardropError(ValueError):
@@ -18,7 +18,7 @@ class UnregisteredKLError(VardropError):
     """No KL divergence is registered for this pair of posterior and prior."""
 
 
-def import_optional(module: str, extra: str = "app") -> Any:
+def import_optional(module: str, extra: str = "app") -> ModuleType:
     """Import an optional package. The error for a missing one names the extra that installs it.
 
     >>> import_optional("json").dumps([1])

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vardrop._core.errors import VardropError, import_optional
+from vardrop._core.values import Json
 
 LOCK = ".lock"
 
@@ -124,13 +125,13 @@ else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Json) -> None:
     """Write a value as indented JSON, atomically. `to_json_safe` replaces NaN and infinities."""
     text = json.dumps(to_json_safe(value), indent=2, allow_nan=False)
     write_atomically(path, (text + "\n").encode())
 
 
-def to_json_safe(value: Any) -> Any:
+def to_json_safe(value: Json) -> Any:
     """Convert a value for JSON: None for a number that is not finite.
 
     The entry `not_finite` of the outermost object then lists these numbers by their place.
@@ -140,7 +141,7 @@ def to_json_safe(value: Any) -> Any:
     """
     replaced: dict[str, str] = {}
 
-    def convert(part: Any, *path: Any) -> Any:
+    def convert(part: Json, *path: str | int) -> Json:
         if isinstance(part, dict):
             return {k: convert(v, *path, k) for k, v in part.items()}
         if isinstance(part, list | tuple):
@@ -150,13 +151,13 @@ def to_json_safe(value: Any) -> Any:
             return None
         return part
 
-    converted = convert(value)
+    converted: Any = convert(value)
     if replaced and isinstance(converted, dict):
         converted["not_finite"] = {**converted.get("not_finite", {}), **replaced}
     return converted
 
 
-def with_checksum(value: dict[str, Any]) -> dict[str, Any]:
+def with_checksum(value: Mapping[str, Json]) -> dict[str, Json]:
     """Add a checksum of its content to an object, for `verify_checksum`.
 
     >>> verify_checksum(with_checksum({"epochs": 3}), "config.json")
@@ -166,7 +167,7 @@ def with_checksum(value: dict[str, Any]) -> dict[str, Any]:
     return {**content, "sha256": _checksum(content)}
 
 
-def verify_checksum(value: Any, source: str) -> dict[str, Any]:
+def verify_checksum(value: Json, source: str) -> dict[str, Any]:
     """Check the checksum of an object and return its content.
 
     Args:
@@ -190,7 +191,7 @@ def verify_checksum(value: Any, source: str) -> dict[str, Any]:
     return content
 
 
-def _checksum(content: dict[str, Any]) -> str:
+def _checksum(content: Mapping[str, Json]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -217,7 +218,7 @@ def digest(text: str, tensors: dict[str, Tensor]) -> str:
     return checksum.hexdigest()
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], values: Any = None) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor], values: Json = None) -> None:
     """Write tensors, and plain values in the metadata of the same safetensors file, atomically.
 
     The same content gives the same bytes. safetensors writes the metadata in random order, so the

@@ -67,7 +67,7 @@ def register_input_check(name: str, check: Callable[[str, Tensor], None]) -> Non
     _input_checks[name] = check
 
 
-def check_input(name: str, value: Any) -> None:
+def check_input(name: str, value: object) -> None:
     """Run the registered check of an input, if there is one for its name."""
     if name in _input_checks and isinstance(value, Tensor):
         _input_checks[name](name, value)

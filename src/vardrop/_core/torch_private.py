@@ -5,15 +5,18 @@ A torch release may move or remove any of them. Import them from here, so that o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._C import _functorch
+from torch._C import FunctionSchema, _functorch
 
 # torch.compiler.disable does the same, but imports the compiler, which takes a second.
 from torch._compile import _disable_dynamo as disable_dynamo
+
+# The type of the functions that such modes receive.
+from torch._ops import OpOverload as OpOverload
 from torch.autograd import forward_ad
 
 # Modes that intercept every operation, also inside modules of other libraries.
@@ -29,6 +32,20 @@ from torch.utils._pytree import (
     tree_map as tree_map,
     tree_map_only as tree_map_only,
 )
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class FunctionContext(Protocol):
+    """The `ctx` of an `autograd.Function`. torch has no public type with the saved tensors."""
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]: ...
+    @property
+    def needs_input_grad(self) -> tuple[bool, ...]: ...
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+    def save_for_forward(self, *tensors: Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
 
 
 def in_transform() -> bool:
@@ -62,24 +79,24 @@ def save_modes() -> Callable[[], None]:
     return restore
 
 
-def disable_compiler(function: Callable[..., Any], reason: str) -> Any:
+def disable_compiler(function: Function, reason: str) -> Function:
     """A function that `torch.compile` does not trace. `fullgraph=True` reports the reason."""
     untraced: Any = disable_dynamo(function, recursive=False)
     untraced._torchdynamo_disable, untraced._torchdynamo_disable_msg = True, reason
     return untraced
 
 
-def schema(operator: Any) -> Any:
+def schema(operator: OpOverload) -> FunctionSchema:
     """The declaration of an operator: its name and its arguments."""
     return operator._schema
 
 
-def overload_name(operator: Any) -> str:
+def overload_name(operator: OpOverload) -> str:
     """Which overload of a function an operator is."""
     return str(operator._overloadname)
 
 
-def backward_hooks(tensor: Tensor) -> list[Any]:
+def backward_hooks(tensor: Tensor) -> list[Callable[[Tensor], Tensor | None]]:
     """The hooks that `Tensor.register_hook` added. There is no public query."""
     return list((tensor._backward_hooks or {}).values())
 
@@ -95,7 +112,7 @@ def unwrap(net: nn.Module) -> nn.Module:
     return net if inner is None else unwrap(inner)
 
 
-def own_parameters(module: nn.Module) -> dict[str, Any]:
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """The parameters of one module by name, None included. The public iterators skip ties."""
     return module._parameters
 
@@ -119,7 +136,7 @@ def separate_state(state: dict[str, Any]) -> None:
         state["_flat_weights"] = list(state["_flat_weights"])
 
 
-def set_parameters(state: dict[str, Any], parameters: dict[str, Any]) -> None:
+def set_parameters(state: dict[str, Any], parameters: Mapping[str, Tensor | None]) -> None:
     """Put other parameters into the state of a module, and into the list of a recurrent layer."""
     state["_parameters"] = parameters
     if "_flat_weights_names" in state:

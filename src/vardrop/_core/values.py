@@ -11,9 +11,10 @@ import dataclasses
 import inspect
 import math
 from abc import ABC
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,6 +22,8 @@ import torch
 from vardrop._core.checks import check_type, describe_value
 from vardrop._core.errors import VardropError
 
+# A value that JSON can store.
+Json: TypeAlias = "Mapping[str, Json] | Sequence[Json] | str | float | None"
 _TYPES: dict[str, type[Value]] = {}
 _KINDS: WeakKeyDictionary[type[Value], dict[str, Any]] = WeakKeyDictionary()
 _LARGEST = 1.8446742974197924e19  # its square is the largest number in single precision
@@ -77,7 +80,7 @@ def _kinds(cls: type[Value]) -> dict[str, Any]:
     return _KINDS[cls]
 
 
-def _check_field(name: str, value: Any, kind: Any) -> None:
+def _check_field(name: str, value: object, kind: Any) -> None:
     if not _fits(value, kind):
         large = isinstance(value, int | float) and _LARGEST < abs(value) < math.inf
         why = " Its square is too large for single precision." if large else ""
@@ -111,7 +114,7 @@ def _words(kind: Any) -> str:
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def to_json(value: Value) -> dict[str, Any]:
+def to_json(value: Value) -> dict[str, Json]:
     """Describe a value with plain dictionaries, numbers and strings.
 
     Args:
@@ -125,7 +128,7 @@ def to_json(value: Value) -> dict[str, Any]:
     {'type': 'LogUniform', 'version': 1, 'form': 'exact'}
     """
     check_type("value", value, Value, "a value such as vardrop.sparse_vd()")
-    description = {"type": type(value).__name__, "version": value.version}
+    description: dict[str, Json] = {"type": type(value).__name__, "version": value.version}
     for field in dataclasses.fields(value):
         part = getattr(value, field.name)
         description[field.name] = to_json(part) if isinstance(part, Value) else part
@@ -180,7 +183,7 @@ def _build(data: Any) -> Value:
     return cls(**fields)
 
 
-def _find_type(name: Any) -> type[Value]:
+def _find_type(name: Json) -> type[Value]:
     cls = _TYPES.get(name) if isinstance(name, str) else None
     if cls is None or _is_abstract(cls):
         names = sorted(name for name, cls in _TYPES.items() if not _is_abstract(cls))

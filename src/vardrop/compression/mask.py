@@ -20,8 +20,8 @@ from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.modules.recurrent import Unrolled
 from vardrop.compression.modules.select import Scale
 from vardrop.functional import to_float32_or_wider
-from vardrop.gates import Gate, SwitchableDropout
-from vardrop.layers import Variational, per_unit, plain_types
+from vardrop.gates import Gate, SwitchableDropout, per_unit
+from vardrop.layers import Variational, plain_types
 from vardrop.noisy import Noisy, NoisyTensor, Relevance, named_modules_of, relevance, tensor_name
 
 # One number for every noisy module, one number per module name, or the rules of the methods.

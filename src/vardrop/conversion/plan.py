@@ -49,7 +49,11 @@ def rule_of(
     return make(recipe, modules, everywhere)
 
 
-def selects(include: Any, module: nn.Module, name: str) -> bool:
+def selects(
+    include: Selection | list[Selection] | tuple[Selection, ...] | None,
+    module: nn.Module,
+    name: str,
+) -> bool:
     """Whether a selection (name pattern, type, predicate, list of these; None: all) has a module.
 
     >>> selects("fc*", nn.Linear(2, 1), "fc1"), selects([nn.Conv2d, "x"], nn.Linear(2, 1), "fc1")
@@ -68,8 +72,8 @@ def check_selection(
     argument: str, include: Selection | list[Selection] | None, names: list[str] | None = None
 ) -> None:
     """Raise if a selection has a wrong type, or a pattern that matches none of the names."""
-    patterns: Any = include if isinstance(include, list | tuple) else [include]
-    for pattern in () if include is None else patterns:
+    patterns = include if isinstance(include, list | tuple | None) else [include]
+    for pattern in patterns or ():
         check_type(argument, pattern, str | Callable, _SELECTION)
         if names is None or callable(pattern) or any(fnmatchcase(n, pattern) for n in names):
             continue
@@ -95,6 +99,11 @@ class Plan:
 
     In a large model, modules with equal entries whose names differ only in numbers are printed as
     one pattern with their count. `include` takes such a pattern. `steps` has all modules.
+
+    Args:
+        recipe: the method.
+        steps: one entry per module.
+        rule: how modules are converted.
     """
 
     recipe: BaseRecipe

@@ -14,7 +14,7 @@ from vardrop._core.checks import check_net, check_type
 from vardrop._core.encoder import update_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.files import read_tensors, write_tensors
-from vardrop._core.values import from_json, to_json
+from vardrop._core.values import Json, from_json, to_json
 from vardrop.conversion.convert import all_or_nothing
 from vardrop.conversion.plan import rule_of
 from vardrop.conversion.rules import ConversionRule, join_names
@@ -56,10 +56,17 @@ def save_noisy(net: nn.Module, path: PathLike) -> None:
     write_tensors(Path(path), *contents(net))
 
 
-def contents(net: nn.Module, noise_alone: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def contents(
+    net: nn.Module, noise_alone: bool = False
+) -> tuple[dict[str, Tensor], dict[str, Json]]:
     """The tensors of a noisy model and its description, as `restore` takes them.
 
-    With `noise_alone` the means, and all tensors without noise, are left out.
+    Args:
+        net: a noisy model.
+        noise_alone: whether to leave out the means and all tensors without noise.
+
+    Returns:
+        The tensors and the description.
     """
     noisy_modules(net)  # raises if there are none
     tensors, tied = _tensors(net, noise_alone)
@@ -73,6 +80,12 @@ def contents(net: nn.Module, noise_alone: bool = False) -> tuple[dict[str, Tenso
 
 def noise_names(net: nn.Module) -> set[str]:
     """The names of noise tensors in the state dict of a model: all but means and plain tensors.
+
+    Args:
+        net: a model.
+
+    Returns:
+        The names.
 
     >>> import vardrop as vd
     >>> sorted(noise_names(vd.convert(nn.Sequential(nn.Linear(2, 1)), vd.sparse_vd())))
@@ -116,7 +129,15 @@ def restore(
     path: PathLike,
     noise_alone: bool = False,
 ) -> None:
-    """Make a plain model noisy as `contents` described. `noise_alone` keeps its plain tensors."""
+    """Make a plain model noisy as `contents` described.
+
+    Args:
+        into: the plain model.
+        tensors: as `contents` returned them.
+        description: as `contents` returned it.
+        path: the file, for messages.
+        noise_alone: whether the model keeps its plain tensors.
+    """
     entries, tied = description["modules"], description["tied"]
     recipes = {name: _recipe(entry, path) for name, entry in entries.items()}
     modules, noisy = dict(into.named_modules()), _entries(into)
@@ -152,7 +173,7 @@ def _entries(net: nn.Module) -> dict[str, Entry]:
     return entries
 
 
-def _method(name: str, module: Noisy) -> tuple[BaseRecipe, dict[str, Any]] | None:
+def _method(name: str, module: Noisy) -> tuple[BaseRecipe, dict[str, Json]] | None:
     """The recipe of a noisy module and its other numbers, or None for a layer without a method."""
     if isinstance(module, Variational):
         gate = None if module.gate is None else module.gate.noise
@@ -196,7 +217,14 @@ def _tensors(net: nn.Module, noise_alone: bool = False) -> tuple[dict[str, Tenso
 
 
 def is_description(values: Any) -> bool:
-    """Whether a value has the outline of a description by `contents`."""
+    """Whether a value has the outline of a description by `contents`.
+
+    Args:
+        values: as read from a file.
+
+    Returns:
+        Whether it can be passed to `restore`.
+    """
     has_format = isinstance(values, dict) and values.get("format") == _FORMAT
     types = {"modules": dict, "tied": dict, "frozen": list}
     complete = has_format and all(isinstance(values.get(k), t) for k, t in types.items())

@@ -11,14 +11,20 @@ from vardrop._core.checks import describe_value
 from vardrop._core.errors import VardropError
 from vardrop.conversion.plan import Selection, check_selection, selects
 from vardrop.conversion.rules import join_names
-from vardrop.layers import Variational, check_method
+from vardrop.estimators import check_method
+from vardrop.layers import Variational
 from vardrop.noisy import named_modules_of, noisy_modules
 from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, ZeroMean
 
 
 @dataclass(frozen=True)
 class Swap:
-    """KL(N(mu, sigma^2) || N(0, sigma^2)) of every replaced layer. Print it."""
+    """KL(N(mu, sigma^2) || N(0, sigma^2)) of every replaced layer. Print it.
+
+    Args:
+        weights: the number of weights by layer.
+        kl: the KL in nats by layer.
+    """
 
     weights: dict[str, int]
     kl: dict[str, float]  # in nats, summed over the layer

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from vardrop._core.torch_private import backward_hooks, in_forward_mode, in_transform
+from vardrop._core.torch_private import (
+    FunctionContext,
+    backward_hooks,
+    in_forward_mode,
+    in_transform,
+)
 
 _LOG_HALF = -0.6931471805599453
 
@@ -18,9 +22,15 @@ _Bounds = tuple[Tensor, Tensor, Tensor]
 
 
 def to_float32_or_wider(x: Tensor) -> Tensor:
-    """x in at least single precision: itself, unless its type is narrower.
+    """x in at least single precision.
 
-    Noise is described and KLs are summed so: steps of 1e-3 round to nothing in bfloat16.
+    Noise tensors and KLs have this precision, because steps of 1e-3 are rounded away in bfloat16.
+
+    Args:
+        x: a tensor of floating-point numbers.
+
+    Returns:
+        x itself, or x in single precision if its type is narrower.
 
     >>> import torch
     >>> to_float32_or_wider(torch.zeros(2, dtype=torch.bfloat16)).dtype
@@ -30,9 +40,15 @@ def to_float32_or_wider(x: Tensor) -> Tensor:
 
 
 def log_square(x: Tensor) -> Tensor:
-    """log x^2, finite at x = 0 and right where x^2 would underflow.
+    """log x^2, finite at x = 0 and accurate if x^2 would underflow.
 
     Zero counts as the smallest normal number, with a gradient of zero.
+
+    Args:
+        x: any tensor.
+
+    Returns:
+        The logarithms, in at least single precision.
 
     >>> import torch
     >>> log_square(torch.tensor([1e-30, 0.0]))
@@ -45,6 +61,12 @@ def log_square(x: Tensor) -> Tensor:
 def log1mexp(x: Tensor) -> Tensor:
     """log(1 - exp(x)) for x < 0, accurate near 0 and far from it.
 
+    Args:
+        x: negative numbers.
+
+    Returns:
+        The logarithms, in the shape of x.
+
     >>> import torch
     >>> log1mexp(torch.tensor([-1e-6, -1.0, -10.0]))
     tensor([-1.3816e+01, -4.5868e-01, -4.5401e-05])
@@ -52,7 +74,7 @@ def log1mexp(x: Tensor) -> Tensor:
     Maechler 2012, "Accurately computing log(1 - exp(-|a|))".
     """
     near = x > _LOG_HALF
-    # Each branch sees only arguments where it and its gradient are finite.
+    # Each branch gets only arguments for which it and its gradient are finite.
     by_expm1 = torch.log(-torch.expm1(torch.where(near, x, _LOG_HALF)))
     by_log1p = torch.log1p(-torch.exp(torch.where(near, _LOG_HALF, x)))
     return torch.where(near, by_expm1, by_log1p)
@@ -63,6 +85,12 @@ def logit_from_log(log_probability: Tensor) -> Tensor:
 
     log p is kept one rounding step below 0, so that p = 1 has a finite logit.
 
+    Args:
+        log_probability: log p, at most 0.
+
+    Returns:
+        The logits, in the same shape.
+
     >>> import torch
     >>> logit_from_log(torch.tensor([0.0, -1e5]))
     tensor([ 1.5942e+01, -1.0000e+05])
@@ -72,13 +100,13 @@ def logit_from_log(log_probability: Tensor) -> Tensor:
 
 
 def _stopped(x: Tensor, grad: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
-    """The gradient to x, without the part by which a descent step would leave the range."""
+    """The gradient of x, zero for elements that a descent step would move out of the range."""
     leaves = ((x >= high) & (grad < 0)) | ((x <= low) & (grad > 0))
     return grad.masked_fill(leaves, 0.0)
 
 
 class _Project(torch.autograd.Function):
-    """Autocast, on any device: elementwise, in the precision of its input."""
+    """Clamp. It is elementwise, so autocast keeps the precision of its input."""
 
     generate_vmap_rule = True
 
@@ -87,25 +115,25 @@ class _Project(torch.autograd.Function):
         return x.clamp(low, high)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: _Bounds, output: Tensor) -> None:
+    def setup_context(ctx: FunctionContext, inputs: _Bounds, output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: FunctionContext, grad: Tensor) -> tuple[Tensor, None, None]:
         x, low, high = ctx.saved_tensors
         return _stopped(x, grad, low, high), None, None
 
 
 class _Straight(_Project):
-    """The whole gradient goes on, to where the sum of all is stopped."""
+    """Clamp with the full gradient, for a parameter whose hook stops the sum of its gradients."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: FunctionContext, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad, None, None
 
 
 class _Stop:
-    """A hook of a parameter: stops the sum of all its gradients where it would leave the range."""
+    """A hook that stops the sum of the gradients of a parameter at the ends of its range."""
 
     def __init__(self, x: Tensor, low: float, high: float) -> None:
         self.x, self.low, self.high = weakref.ref(x), low, high
@@ -116,28 +144,35 @@ class _Stop:
 
 
 class _ForwardProject(_Project):
-    """In forward mode the derivative is that of the value: none outside of the range."""
+    """In forward mode the derivative is the derivative of the clamp: zero outside of the range."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: _Bounds, output: Tensor) -> None:
+    def setup_context(ctx: FunctionContext, inputs: _Bounds, output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+    def jvp(ctx: FunctionContext, tangent: Tensor, *_: None) -> Tensor:
         x, low, high = ctx.saved_tensors
         return tangent.masked_fill((x < low) | (x > high), 0.0)
 
 
 def clamp_with_gradient(x: Tensor, low: float, high: float) -> Tensor:
-    """x within [low, high]; the gradient stops only where a descent step would leave the range.
+    """Clamp x, and stop its gradient only if a descent step would leave the range.
 
-    A plain clamp has no gradient outside, so a parameter that stepped over a bound would stay.
+    A plain clamp has no gradient outside, so a parameter beyond a bound would never return.
 
-    A parameter may be used more than once, by the data term and by the KL: what counts is the sum
-    of its gradients, so that is what is stopped, by a hook that the parameter gets at its first
-    use. Where there is no parameter to hook (inside a compiled graph or a transform) every use
-    stops for itself, and at a bound the terms are judged one by one.
+    A parameter may be used more than once, by the data term and by the KL. The gradient is stopped
+    for the sum of these terms, by a hook that the parameter gets at its first use. Without a
+    parameter to hook (inside a compiled graph or a transform), each use stops its own gradient.
+
+    Args:
+        x: a parameter, or any other tensor.
+        low: the lower bound.
+        high: the upper bound.
+
+    Returns:
+        The clamped tensor.
 
     >>> import torch
     >>> x = torch.tensor([-20.0, 20.0], requires_grad=True)
@@ -152,7 +187,7 @@ def clamp_with_gradient(x: Tensor, low: float, high: float) -> Tensor:
 
 
 def _hooked(x: Tensor, low: float, high: float) -> bool:
-    """Whether the gradient of x is stopped as a whole, if need be from now on."""
+    """Whether a hook stops the gradient of x. A leaf gets the hook at its first use."""
     traced = torch.compiler.is_compiling() or in_transform()
     if traced or not (x.is_leaf and x.requires_grad):
         return False

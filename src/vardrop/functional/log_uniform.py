@@ -19,12 +19,11 @@ shorter fits with 6e-6 (R) and 1.5e-5 (S). Sums over float32 weights have the fi
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from vardrop._core.torch_private import in_forward_mode, in_transform
+from vardrop._core.torch_private import FunctionContext, in_forward_mode, in_transform
 from vardrop.functional.elementwise import log_square, to_float32_or_wider
 from vardrop.functional.fast import switch
 from vardrop.functional.fast.additive import (
@@ -105,23 +104,23 @@ class _LogUniformKL(torch.autograd.Function):
         return _value(u)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    def setup_context(ctx: FunctionContext, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: FunctionContext, grad: Tensor) -> Tensor:
         (u,) = ctx.saved_tensors
         return grad * _slope(u)
 
 
 class _ForwardLogUniformKL(_LogUniformKL):
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    def setup_context(ctx: FunctionContext, inputs: tuple[Tensor], output: Tensor) -> None:
         _LogUniformKL.setup_context(ctx, inputs, output)
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+    def jvp(ctx: FunctionContext, tangent: Tensor) -> Tensor:
         (u,) = ctx.saved_tensors
         return tangent * _slope(u)
 
@@ -129,7 +128,13 @@ class _ForwardLogUniformKL(_LogUniformKL):
 def log_uniform_kl(u: Tensor) -> Tensor:
     """Exact KL to the log-uniform prior, elementwise, as a function of u = 1 / (2 alpha) >= 0.
 
-    KL(u) = u 2F2(1, 1; 3/2, 2; -u); its gradient is D(sqrt u) / sqrt u.
+    KL(u) = u 2F2(1, 1; 3/2, 2; -u). Its gradient is D(sqrt u) / sqrt u.
+
+    Args:
+        u: 1 / (2 alpha).
+
+    Returns:
+        The KLs in nats.
 
     >>> import torch
     >>> log_uniform_kl(torch.tensor([0.0, 0.5], dtype=torch.float64))
@@ -148,6 +153,12 @@ def log_uniform_kl_of_log(log_alpha: Tensor) -> Tensor:
     `log_uniform_kl` at u = 1 / (2 alpha). From u = exp(25) on it grows by log(u) / 2, to 1e-11,
     even if u itself would overflow.
 
+    Args:
+        log_alpha: log alpha.
+
+    Returns:
+        The KLs in nats.
+
     >>> import torch
     >>> log_uniform_kl_of_log(torch.tensor([0.0, -200.0]))
     tensor([  0.4267, 100.6352])
@@ -161,7 +172,14 @@ def log_uniform_kl_additive(weight: Tensor, log_sigma2: Tensor, value: bool = Tr
     """Exact KL of N(weight, exp(log_sigma2)) to the log-uniform prior, summed over all weights.
 
     dKL/dweight = sqrt(2)/sigma D(x), dKL/dlog_sigma2 = -x D(x) with x = weight / (sqrt(2) sigma).
-    `value=False` may return zero instead of the sum, with the same gradient.
+
+    Args:
+        weight: the means.
+        log_sigma2: the log variances, broadcastable to the weight.
+        value: with False the result may be zero instead of the sum, with the same gradient.
+
+    Returns:
+        A tensor without axes.
 
     >>> import torch
     >>> log_uniform_kl_additive(torch.zeros(3), torch.full((3,), -10.0))
@@ -202,6 +220,13 @@ def ard_kl_additive(weight: Tensor, log_sigma2: Tensor) -> Tensor:
 
     1/2 log(1 + w^2 / sigma^2) per weight.
 
+    Args:
+        weight: the means.
+        log_sigma2: the log variances, broadcastable to the weight.
+
+    Returns:
+        A tensor without axes.
+
     >>> import torch
     >>> ard_kl_additive(torch.ones(2), torch.zeros(2))
     tensor(0.6931)
@@ -219,6 +244,12 @@ def ard_kl_additive(weight: Tensor, log_sigma2: Tensor) -> Tensor:
 def dawson(x: Tensor) -> Tensor:
     """Dawson's function D(x) = exp(-x^2) int_0^x exp(t^2) dt, elementwise.
 
+    Args:
+        x: any tensor.
+
+    Returns:
+        D(x), in at least single precision.
+
     >>> import torch
     >>> dawson(torch.tensor(1.0, dtype=torch.float64))
     tensor(0.5381, dtype=torch.float64)
@@ -231,6 +262,12 @@ def log_uniform_kl_sigmoid(log_alpha: Tensor) -> Tensor:
     """Sigmoid fit: k1 sigmoid(-(k2 + k3 log_alpha)) + 1/2 softplus(-log_alpha).
 
     At most 0.0094 away from the exact KL.
+
+    Args:
+        log_alpha: log alpha.
+
+    Returns:
+        The KLs in nats.
 
     >>> import torch
     >>> log_uniform_kl_sigmoid(torch.tensor(0.0))
@@ -247,7 +284,13 @@ def log_uniform_kl_sigmoid(log_alpha: Tensor) -> Tensor:
 def log_uniform_kl_cubic(log_alpha: Tensor) -> Tensor:
     """Cubic fit -(1/2 log_alpha + c1 alpha + c2 alpha^2 + c3 alpha^3) + const, for alpha <= 1 only.
 
-    At most 0.041 away from the exact KL for alpha <= 1; useless above.
+    At most 0.041 away from the exact KL for alpha <= 1, and not usable above.
+
+    Args:
+        log_alpha: log alpha.
+
+    Returns:
+        The KLs in nats.
 
     >>> import torch
     >>> log_uniform_kl_cubic(torch.tensor(0.0))
@@ -263,6 +306,12 @@ def log_uniform_kl_cubic(log_alpha: Tensor) -> Tensor:
 
 def log_uniform_kl_bound(log_alpha: Tensor) -> Tensor:
     """The bound -1/2 log_alpha + (gamma + log 2) / 2, above the exact KL for alpha <= 2.42.
+
+    Args:
+        log_alpha: log alpha.
+
+    Returns:
+        The KLs in nats.
 
     >>> import torch
     >>> log_uniform_kl_bound(torch.tensor(0.0))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from vardrop._core.sharding import is_sharded
-from vardrop._core.torch_private import in_forward_mode, in_transform
+from vardrop._core.torch_private import FunctionContext, in_forward_mode, in_transform
 from vardrop.functional.fast import switch
 
 
@@ -21,14 +20,14 @@ class GaussianOutput(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
+    def forward(ctx: FunctionContext, mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
         std = variance.sqrt()
         y = torch.addcmul(mean, std, noise)
         ctx.save_for_backward(torch.div(noise, std.mul_(2), out=std), variance)  # in its memory
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: FunctionContext, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         slope, variance = ctx.saved_tensors
         if torch.is_grad_enabled():  # for a second derivative the slope depends on the variance
             slope = slope * (variance.detach() / variance).sqrt()
@@ -67,12 +66,14 @@ class _Linear(torch.autograd.Function):
     """`functional.linear` that goes back in the precision of its forward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: FunctionContext, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         return functional.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(
+        ctx: FunctionContext, grad: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = (saved.to(grad.dtype) for saved in ctx.saved_tensors)
         to_x, to_weight, to_bias = ctx.needs_input_grad
         rows, columns = (t.reshape(-1, t.shape[-1]) for t in (grad, x))

@@ -23,6 +23,15 @@ def normal_kl(
 
     1/2 (r + (mean - prior_mean)^2 / prior_std^2 - 1 - log r),  r = exp(log_variance) / prior_std^2.
 
+    Args:
+        mean: of q.
+        prior_mean: of p.
+        prior_std: the standard deviation of p.
+        log_variance: of q.
+
+    Returns:
+        The KLs in nats.
+
     >>> import torch
     >>> one, zero = torch.tensor(1.0), torch.tensor(0.0)
     >>> normal_kl(one, zero, one, log_variance=zero)
@@ -35,6 +44,12 @@ def normal_kl(
 
 def normal_entropy(*, log_variance: Tensor) -> Tensor:
     """Entropy of a normal distribution, 1/2 log(2 pi e variance), elementwise.
+
+    Args:
+        log_variance: the log variance.
+
+    Returns:
+        The entropies in nats.
 
     >>> import torch
     >>> normal_entropy(log_variance=torch.tensor(0.0))
@@ -49,10 +64,17 @@ def expected_log1p_square(mean: Tensor, variance: Tensor) -> Tensor:
     From log(1 + a) = int_0^inf (1 - exp(-s a)) exp(-s) / s ds,
 
         E log(1 + w^2) = int (1 - phi(e^x)) exp(-e^x) dx,
-        phi(s) = E exp(-s w^2) = (1 + 2 s variance)^(-1/2) exp(-s mean^2 / (1 + 2 s variance)),
+        phi(s) = E exp(-s w^2) = (1 + 2 s variance)^(-1/2) exp(-s mean^2 / (1 + 2 s variance)).
 
-    whose integrand is analytic in a strip, so the trapezoidal rule converges exponentially. The
-    left tail, where the integrand is e^x E w^2, is added in closed form.
+    The integrand is analytic in a strip, so the trapezoidal rule converges exponentially. In the
+    left tail the integrand is e^x E w^2, and the integral is added in closed form.
+
+    Args:
+        mean: of w.
+        variance: of w.
+
+    Returns:
+        The expectations.
 
     >>> import torch
     >>> expected_log1p_square(torch.tensor(0.0).double(), torch.tensor(1.0).double())
@@ -77,6 +99,13 @@ def relu_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     m P + s p and (m^2 + s^2) P + m s p, with P and p the normal distribution function and density
     at m / s.
 
+    Args:
+        mean: m.
+        variance: s^2.
+
+    Returns:
+        The first and the second moment.
+
     >>> import torch
     >>> relu_moments(torch.zeros(1), torch.ones(1))
     (tensor([0.3989]), tensor([0.5000]))
@@ -94,7 +123,15 @@ def relu_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
 def function_moments(
     function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """E f(x) and Var f(x) for x ~ N(mean, variance), elementwise, by 20 Gauss-Hermite nodes.
+    """E f(x) and Var f(x) for x ~ N(mean, variance), elementwise, with 20 Gauss-Hermite nodes.
+
+    Args:
+        function: f, elementwise.
+        mean: of x.
+        variance: of x.
+
+    Returns:
+        The mean and the variance.
 
     >>> import torch
     >>> function_moments(torch.square, torch.zeros(1), torch.ones(1))
@@ -112,10 +149,19 @@ def function_moments(
 def max_moments(
     means: list[Tensor], variances: list[Tensor], rectified: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """E M and Var M of the maximum M of independent normals (and of 0), elementwise.
+    """E M and Var M of the maximum M of independent normal numbers, elementwise.
 
-    On its distribution function G, the product of theirs: for M >= a, E (M - a) = int_a^b (1 - G)
-    and E (M - a)^2 = 2 int_a^b (t - a) (1 - G) dt, by eight nodes, right to about half a per cent.
+    The distribution function G of M is the product of the normal ones. For M >= a, E (M - a) =
+    int_a^b (1 - G) dt and E (M - a)^2 = 2 int_a^b (t - a) (1 - G) dt. Eight nodes are accurate to
+    about 0.5%.
+
+    Args:
+        means: of the normal numbers, one tensor for each.
+        variances: of the normal numbers.
+        rectified: whether 0 is among the numbers.
+
+    Returns:
+        The mean and the variance.
 
     >>> import torch
     >>> zero, one = torch.zeros(1), torch.ones(1)

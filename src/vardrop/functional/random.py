@@ -13,13 +13,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from vardrop._core.sharding import common_seed, is_sharded, shard_like
 from vardrop._core.torch_private import (
+    OpOverload,
     TorchDispatchMode,
     in_transform,
     overload_name,
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 _Shape = tuple[int, ...] | torch.Size
-_Verb = TypeVar("_Verb", bound=Callable[..., Any])
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+# Calls a random function of torch with these arguments.
+Answer = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Source(NamedTuple):
@@ -65,6 +69,10 @@ class GeneratorNoise:
     """Noise from generators made from a seed, one per device. Global generators are unchanged.
 
     With the same `generators` a later block continues the sequence.
+
+    Args:
+        seed: of the generators.
+        generators: generators by device, to which new ones are added.
     """
 
     seed: int
@@ -73,7 +81,11 @@ class GeneratorNoise:
 
 @dataclass(frozen=True)
 class TensorNoise:
-    """Standard normal numbers from a function of their shape. Uniform numbers are made of them."""
+    """Standard normal numbers from a function of their shape. Uniform numbers are made of them.
+
+    Args:
+        take: a function from a shape to standard normal numbers.
+    """
 
     take: Callable[[_Shape], Tensor]
 
@@ -82,6 +94,9 @@ class draw_from(AbstractContextManager[None]):
     """Draw from another source in a block of this thread.
 
     It is a class, because a generator function that an interrupt abandons ends late.
+
+    Args:
+        noise: the source.
 
     >>> import torch
     >>> with draw_from(GeneratorNoise(0)):
@@ -108,14 +123,20 @@ class draw_from(AbstractContextManager[None]):
         _thread.source = self.before
 
 
-def restore_state_on_error(verb: _Verb) -> _Verb:
+def restore_state_on_error(verb: Callable[_P, _R]) -> Callable[_P, _R]:
     """Decorate a function to restore the modes and the noise of the thread after an error.
 
     An interrupt may come inside a context manager, before it restores the state.
+
+    Args:
+        verb: the function.
+
+    Returns:
+        The decorated function.
     """
 
     @wraps(verb)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         grad, source, restore_modes = torch.is_grad_enabled(), _thread.source, save_modes()
         try:
             return verb(*args, **kwargs)
@@ -125,7 +146,7 @@ def restore_state_on_error(verb: _Verb) -> _Verb:
             _thread.source = source
             raise
 
-    return cast(_Verb, call)
+    return call
 
 
 def noise_is_given() -> bool:
@@ -134,7 +155,14 @@ def noise_is_given() -> bool:
 
 
 def generator(device: torch.device) -> torch.Generator | None:
-    """The generator of this thread for a device, or None for the global generator."""
+    """The generator of this thread for a device, or None for the global generator.
+
+    Args:
+        device: of the tensors to draw.
+
+    Returns:
+        The generator, or None.
+    """
     seed, generators, _ = noise_source()
     if seed is None:
         return None
@@ -145,6 +173,13 @@ def generator(device: torch.device) -> torch.Generator | None:
 
 def uniform(shape: _Shape, like: Tensor) -> Tensor:
     """Uniform noise strictly inside (0, 1), in at least single precision.
+
+    Args:
+        shape: of the tensor.
+        like: a tensor with the dtype and device.
+
+    Returns:
+        The numbers.
 
     >>> import torch
     >>> uniform((2,), torch.zeros(1, dtype=torch.bfloat16)).dtype
@@ -172,6 +207,13 @@ def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
     """Independent standard normal numbers, in the dtype and device of `like`.
 
     Many float32 numbers on a CPU are looked up in a table, see `functional.fast.normal`.
+
+    Args:
+        shape: of the tensor.
+        like: a tensor with the dtype and device.
+
+    Returns:
+        The numbers.
 
     >>> import torch
     >>> standard_normal((2, 3), torch.zeros(())).shape
@@ -204,6 +246,12 @@ def normal_like(x: Tensor) -> Tensor:
     For channels-last tensors `torch.randn_like` fills element by element, nine times slower than
     flat noise viewed in that layout.
 
+    Args:
+        x: the tensor to imitate.
+
+    Returns:
+        The noise.
+
     >>> import torch
     >>> x = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
     >>> normal_like(x).stride() == x.stride()
@@ -219,7 +267,15 @@ def normal_like(x: Tensor) -> Tensor:
 
 
 def random_signs(shape: _Shape, like: Tensor) -> Tensor:
-    """Independent +1 and -1, each with probability one half, in the dtype and device of `like`."""
+    """Independent +1 and -1, each with probability one half, in the dtype and device of `like`.
+
+    Args:
+        shape: of the tensor.
+        like: a tensor with the dtype and device.
+
+    Returns:
+        The signs.
+    """
     if noise_is_given():
         return torch.where(_take(shape) < 0, -1.0, 1.0).to(like.dtype)
     if is_sharded(like):
@@ -232,16 +288,22 @@ def random_signs(shape: _Shape, like: Tensor) -> Tensor:
 class RandomOpMode(TorchDispatchMode):
     """Passes every random function that torch calls in this thread to `answer`.
 
-    `answer(function, args, kwargs)` returns the result instead. Functions that cannot draw run
-    unchanged.
+    Functions that cannot draw run unchanged.
+
+    Args:
+        answer: `answer(function, args, kwargs)` returns the result of the call.
     """
 
-    def __init__(self, answer: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+    def __init__(self, answer: Answer) -> None:
         super().__init__()
         self.answer = answer
 
     def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self,
+        function: OpOverload,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         named = dict(kwargs or {})
         if torch.Tag.nondeterministic_seeded in function.tags and _may_draw(function, args, named):
@@ -249,7 +311,7 @@ class RandomOpMode(TorchDispatchMode):
         return function(*args, **named)
 
 
-def _may_draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _may_draw(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Attention without dropout does not draw, although torch marks it as random."""
     arguments = enumerate(schema(function).arguments)
     place = next((i for i, a in arguments if a.name == "dropout_p"), None)
@@ -283,8 +345,17 @@ _WITH_GENERATOR = {
 _fused = threading.Lock()
 
 
-def call_with_generator(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a random function of torch with the generator of this thread, for `RandomOpMode`."""
+def call_with_generator(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a random function of torch with the generator of this thread, for `RandomOpMode`.
+
+    Args:
+        function: the operator.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
+    Returns:
+        The result of the call.
+    """
     tensors = (a for a in args if isinstance(a, Tensor))
     device = kwargs.get("device") or next((t.device for t in tensors), torch.device("cpu"))
     source = generator(torch.device(device))
@@ -300,7 +371,7 @@ def call_with_generator(function: Any, args: tuple[Any, ...], kwargs: dict[str, 
         return _with_temporary_seed(source, partial(function, *args, **kwargs))
 
 
-def _with_temporary_seed(source: torch.Generator, function: Callable[[], Any]) -> Any:
+def _with_temporary_seed(source: torch.Generator, function: Callable[[], _R]) -> _R:
     """Call a function with a seed from `source` in the global generator, and restore its state."""
     device, shared = source.device, torch.default_generator
     if device.type != "cpu":

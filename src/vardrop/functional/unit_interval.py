@@ -1,4 +1,4 @@
-"""Distributions on (0, 1), in log space: relaxed binary noise and Kumaraswamy's, with their KLs."""
+"""Distributions on (0, 1) in log space: relaxed Bernoulli and Kumaraswamy, with their KLs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ _EULER = 0.5772156649015329
 def concrete_logit(logit: Tensor, noise: Tensor, temperature: float) -> Tensor:
     """The logit of a relaxed Bernoulli draw, (logit + logit(u)) / temperature for uniform u.
 
+    Args:
+        logit: the logit of the probability.
+        noise: uniform numbers in (0, 1).
+        temperature: of the relaxation.
+
+    Returns:
+        The logits of the draws.
+
     >>> import torch
     >>> concrete_logit(torch.tensor(1.0), torch.tensor(0.5), 0.1)
     tensor(10.)
@@ -28,8 +36,16 @@ def concrete(logit: Tensor, noise: Tensor, temperature: float) -> Tensor:
     """A relaxed Bernoulli draw in [0, 1], sigmoid((logit + logit(u)) / temperature).
 
     It tends to a Bernoulli(sigmoid(logit)) draw as the temperature falls, and the probability of
-    exceeding 1/2 is sigmoid(logit) at every temperature. Draws below 1e-12 are exactly zero: they
-    change no sum, but the denormal numbers that they lead to slow a matrix product many times.
+    exceeding 1/2 is sigmoid(logit) at every temperature. Draws below 1e-12 are exactly zero.
+    They change no sum, but denormal numbers make a matrix product many times slower.
+
+    Args:
+        logit: the logit of the probability.
+        noise: uniform numbers in (0, 1).
+        temperature: of the relaxation.
+
+    Returns:
+        The draws.
 
     >>> import torch
     >>> concrete(torch.tensor(0.0), torch.tensor(0.5), 0.1)
@@ -42,10 +58,17 @@ def concrete(logit: Tensor, noise: Tensor, temperature: float) -> Tensor:
 
 
 def concrete_mean_ratio(logit: Tensor, temperature: float) -> Tensor:
-    """The mean of a relaxed Bernoulli draw over that of the binary one, sigmoid(logit).
+    """The mean of a relaxed Bernoulli draw divided by sigmoid(logit), the mean of a binary draw.
 
     With logistic y and y', E sigmoid((logit + y) / t) = P(t y' < logit + y) = E sigmoid(logit -
-    t y'), whose integrand is analytic in a strip: the trapezoidal rule converges exponentially.
+    t y'). The integrand is analytic in a strip, so the trapezoidal rule converges exponentially.
+
+    Args:
+        logit: the logit of the probability.
+        temperature: of the relaxation.
+
+    Returns:
+        The ratios, in the shape of the logit.
 
     >>> import torch
     >>> concrete_mean_ratio(torch.tensor([0.0, 2.1972]), 2 / 3)
@@ -65,6 +88,13 @@ def bernoulli_kl(logit_q: Tensor, logit_p: Tensor) -> Tensor:
 
     Finite for logits of any finite size.
 
+    Args:
+        logit_q: the logit of q.
+        logit_p: the logit of p.
+
+    Returns:
+        The KLs in nats.
+
     >>> import torch
     >>> bernoulli_kl(torch.tensor([0.0, 1e4]), torch.tensor([0.0, -1e4]))
     tensor([    0., 10000.])
@@ -77,6 +107,12 @@ def bernoulli_kl(logit_q: Tensor, logit_p: Tensor) -> Tensor:
 def bernoulli_entropy(logit: Tensor) -> Tensor:
     """Entropy of Bernoulli(sigmoid(logit)) in nats, elementwise.
 
+    Args:
+        logit: the logit of the probability.
+
+    Returns:
+        The entropies in nats.
+
     >>> import torch
     >>> bernoulli_entropy(torch.tensor([0.0, 2.0]))
     tensor([0.6931, 0.3653])
@@ -87,7 +123,15 @@ def bernoulli_entropy(logit: Tensor) -> Tensor:
 
 
 def kumaraswamy_log_sample(a: Tensor, b: Tensor, noise: Tensor) -> Tensor:
-    """log pi for pi = (1 - u^(1/b))^(1/a) and uniform u; no underflow for small a.
+    """log pi for pi = (1 - u^(1/b))^(1/a) and uniform u, without underflow for small a.
+
+    Args:
+        a: positive.
+        b: positive.
+        noise: uniform numbers in (0, 1).
+
+    Returns:
+        The logarithms of the draws.
 
     >>> import torch
     >>> kumaraswamy_log_sample(torch.tensor(1.0), torch.tensor(1.0), torch.tensor(0.5))
@@ -101,7 +145,14 @@ def kumaraswamy_log_sample(a: Tensor, b: Tensor, noise: Tensor) -> Tensor:
 
 
 def kumaraswamy_log_mean(a: Tensor, b: Tensor) -> Tensor:
-    """log E pi = log b + log B(1 + 1/a, b), elementwise, in double precision inside.
+    """log E pi = log b + log B(1 + 1/a, b), elementwise, computed in double precision.
+
+    Args:
+        a: positive.
+        b: positive.
+
+    Returns:
+        The logarithms of the means.
 
     >>> import torch
     >>> kumaraswamy_log_mean(torch.tensor(1.0), torch.tensor(1.0)).exp()
@@ -113,10 +164,18 @@ def kumaraswamy_log_mean(a: Tensor, b: Tensor) -> Tensor:
 
 
 def kumaraswamy_beta_kl(a: Tensor, b: Tensor, alpha: float) -> Tensor:
-    """KL(Kumaraswamy(a, b) || Beta(alpha, 1)), elementwise; zero at a = alpha, b = 1.
+    """KL(Kumaraswamy(a, b) || Beta(alpha, 1)), elementwise. It is zero for a = alpha, b = 1.
 
-    (alpha/a - 1) (gamma + psi(b + 1)) + log(a b / alpha) - (b - 1) / b, where psi(b + 1) stands
-    for the psi(b) + 1/b of the paper, which cancels for small b.
+    (alpha/a - 1) (gamma + psi(b + 1)) + log(a b / alpha) - (b - 1) / b. The paper has psi(b) +
+    1/b instead of psi(b + 1), which cancels for small b.
+
+    Args:
+        a: positive.
+        b: positive.
+        alpha: of the prior.
+
+    Returns:
+        The KLs in nats.
 
     >>> import torch
     >>> kumaraswamy_beta_kl(torch.tensor(0.5), torch.tensor(1.0), 0.5)

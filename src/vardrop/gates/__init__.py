@@ -1,6 +1,7 @@
 """Noise on features: multiplicative gates on units and channels."""
 
 from vardrop.gates.base import FeatureNoise as FeatureNoise, Gate as Gate, Side as Side
+from vardrop.gates.base import per_unit as per_unit
 from vardrop.gates.beta_bernoulli import BetaBernoulli as BetaBernoulli
 from vardrop.gates.binary import BinaryDropout as BinaryDropout, Standout as Standout
 from vardrop.gates.concrete import ConcreteDropout as ConcreteDropout

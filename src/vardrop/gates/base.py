@@ -17,7 +17,7 @@ from vardrop._core.sharding import full_tensor
 from vardrop._core.values import Value
 from vardrop.functional import to_float32_or_wider
 from vardrop.noisy import Noisy, Relevance
-from vardrop.posteriors import Tensors
+from vardrop.posteriors import Axes, Tensors
 
 Side = Literal["input", "output"]
 Granularity = Literal["element", "channel", "example", "sequence"]
@@ -238,6 +238,30 @@ def along(axis: int, x: Tensor, per_unit: Tensor) -> Tensor:
     shape = [1] * x.dim()
     shape[axis] = per_unit.numel()
     return per_unit.view(shape)
+
+
+def per_unit(factor: Tensor, weight: Tensor, side: Side, axes: Axes) -> Tensor:
+    """View one number per input or output unit in a shape that multiplies a weight.
+
+    Args:
+        factor: one number per unit.
+        weight: the weight to multiply.
+        side: whether the units are inputs or outputs.
+        axes: the axes of the weight.
+
+    Returns:
+        A view of the factor that broadcasts to the weight.
+    """
+    axis = axes.input[0] if side == "input" else axes.output[0]
+    shape = [1] * weight.dim()
+    shape[axis] = weight.shape[axis]
+    if factor.numel() == shape[axis]:
+        return factor.view(shape)
+    # Grouped convolution: the rows of the kernel (axis 0) use only the units of their group.
+    groups = factor.numel() // shape[axis]
+    shape[0] = weight.shape[0]
+    rows = factor.view(groups, -1).repeat_interleave(shape[0] // groups, 0)
+    return rows.view(shape)
 
 
 def noise_shape(x: Tensor, axis: int, granularity: Granularity) -> tuple[int, ...]:

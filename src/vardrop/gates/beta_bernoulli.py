@@ -28,11 +28,16 @@ from vardrop.posteriors import Tensors
 class BetaBernoulli(FeatureNoise):
     """z ~ Bernoulli(pi) per unit and example, pi ~ Kumaraswamy(a, b) per unit and batch.
 
-    The prior is pi ~ Beta(alpha, 1), whose small alpha (the authors' alpha / K) asks for few open
-    gates; z is relaxed with `temperature`. The mean multiplies by E pi, and by zero where E pi is
-    below `threshold`. Inputs of dense layers and output channels of convolutions are gated.
+    The prior is pi ~ Beta(alpha, 1). The mean multiplies by E pi, or by zero if E pi is at most
+    `threshold`. The gates are on the inputs of dense layers and on the output channels of
+    convolutions.
 
-    `a` and `b` are where the posterior starts: 0.3133 and 1 for LeNets, 2.127 for VGG (authors).
+    Args:
+        alpha: of the prior, alpha / K in the paper. A small alpha favours closed gates.
+        a: the initial a of the posterior. The authors use 0.3133 for LeNets and 2.127 for VGG.
+        b: the initial b of the posterior.
+        temperature: of the relaxed z.
+        threshold: units with E pi above it are kept.
 
     >>> noise = BetaBernoulli(a=1.0)
     >>> noise.unit_mean(noise.initial(2))
@@ -63,7 +68,7 @@ class BetaBernoulli(FeatureNoise):
         }
 
     def parameters(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
-        """a and b of the posterior, per unit, inside the range where all is finite."""
+        """a and b of the posterior, per unit, within a range in which all results are finite."""
         a = functional.softplus(clamp_with_gradient(tensors["raw_a"], -10.0, 50.0))
         return a, functional.softplus(clamp_with_gradient(tensors["raw_b"], -10.0, 50.0))
 
@@ -80,7 +85,7 @@ class BetaBernoulli(FeatureNoise):
         return kumaraswamy_log_mean(*self.parameters(tensors)).exp()
 
     def unit_mean(self, tensors: Tensors) -> Tensor:
-        """E pi, or zero where that is at most the threshold."""
+        """E pi, or zero if it is at most the threshold."""
         mean = self.retain_probability(tensors)
         return torch.where(mean > self.threshold, mean, 0.0)
 

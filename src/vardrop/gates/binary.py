@@ -19,19 +19,25 @@ from vardrop.posteriors import Tensors, check_drop_rate
 class BinaryDropout(FeatureNoise):
     """Drop each element with probability `drop_rate` and scale up the others.
 
-    multiplier = z / (1 - drop_rate), z ~ Bernoulli(1 - drop_rate); mean 1, variance
-    drop_rate / (1 - drop_rate). One mask per element, per channel of an example, or per example.
+    multiplier = z / (1 - drop_rate), z ~ Bernoulli(1 - drop_rate), with mean 1 and variance
+    drop_rate / (1 - drop_rate).
 
     With a prior `length_scale` l, a gate in a layer with weights W adds l^2 |W|^2 / (2 (1 -
-    drop_rate)) to the KL: the l^2 (1 - drop_rate) |M|^2 / 2 of the paper for M = W / (1 -
+    drop_rate)) to the KL. This is l^2 (1 - drop_rate) |M|^2 / 2 in the paper, with M = W / (1 -
     drop_rate), the value of a retained weight.
+
+    Args:
+        drop_rate: the probability that an element is dropped.
+        granularity: whether each element, channel of an example, example or sequence has its own
+            mask.
+        length_scale: l of the prior, or None for no KL.
 
     >>> import torch
     >>> BinaryDropout(drop_rate=0.0).multiplier(torch.zeros(1, 2), -1, {})
     tensor([[1., 1.]])
 
-    Srivastava et al. 2014, "Dropout", sec. 4; as variational inference Gal & Ghahramani 2016,
-    "Dropout as a Bayesian approximation", eq. 7.
+    Srivastava et al. 2014, "Dropout", sec. 4; Gal & Ghahramani 2016, "Dropout as a Bayesian
+    approximation", eq. 7 (variational inference).
     """
 
     drop_rate: float = 0.5
@@ -74,9 +80,13 @@ class BinaryDropout(FeatureNoise):
 class Standout(FeatureNoise):
     """A unit with pre-activation x is kept with probability sigmoid(scale x + shift).
 
-    multiplier = z, z ~ Bernoulli(sigmoid(scale x + shift)); the mean multiplies by the
+    multiplier = z, z ~ Bernoulli(sigmoid(scale x + shift)). The mean multiplies by the
     probability. It is applied to the outputs of a layer, before a non-linearity that keeps 0 and
     commutes with positive factors (ReLU). No gradient flows through the probabilities.
+
+    Args:
+        scale: the factor of x.
+        shift: the shift.
 
     >>> import torch
     >>> Standout().mean(torch.zeros(1, 2), -1, {})

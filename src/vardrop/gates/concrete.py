@@ -21,19 +21,25 @@ _DENSE, _SPATIAL = 0.1, 2 / 3  # the authors' temperatures
 
 @dataclass(frozen=True)
 class ConcreteDropout(FeatureNoise):
-    """x (1 - d) / (1 - p) with a relaxed Bernoulli(p) draw d; one learned rate p per layer.
+    """x (1 - d) / (1 - p) with a relaxed Bernoulli(p) draw d, and one learned rate p per layer.
 
         KL = length_scale^2 |W|^2 / (2 (1 - p)) - K H(p)
 
     with K the number of input units (channels of a convolution, whatever its image size) and the
     entropy H of a Bernoulli(p). Biases are not regularised. A gate outside of a layer has only the
-    second term. `granularity="channel"` draws one mask per channel, as convolutions need. Dense
-    features are the same either way. With `temperature` None it is the authors' 0.1 for dense
-    features (units along the last axis, -1) and 2/3 for channels.
+    second term.
 
-    The mean multiplies by E (1 - d) / (1 - p), by quadrature. A relaxed draw is not unbiased: at
-    p = 0.1 this is 0.950 for channels and 0.999 for dense features. The authors' code multiplies
-    by 1.
+    The mean multiplies by E (1 - d) / (1 - p), from quadrature. It is not one, because relaxed
+    draws are biased: at p = 0.1 it is 0.950 for channels and 0.999 for dense features. The
+    authors' code multiplies by 1.
+
+    Args:
+        drop_rate: the initial rate.
+        temperature: of the relaxation. None uses the values of the authors: 0.1 for dense features
+            (units along the last axis) and 2/3 for channels.
+        length_scale: of the prior.
+        granularity: "channel" draws one mask per channel, for convolutions. Dense features have one
+            mask per element in both cases.
 
     >>> import torch
     >>> noise = ConcreteDropout(drop_rate=0.5)

@@ -1,4 +1,4 @@
-"""Dependent Beta-Bernoulli dropout: a gate that opens on the inputs that need the unit."""
+"""Dependent Beta-Bernoulli dropout: a gate that opens for the inputs that need the unit."""
 
 from __future__ import annotations
 
@@ -25,12 +25,21 @@ _MOMENTUM, _EPS, _EDGE = 0.1, 1e-5, 1e-6
 class DependentBetaBernoulli(FeatureNoise):
     """z = z_base z_input, z_input ~ Bernoulli(clip(scale h + shift + std eps, 0, 1)).
 
-    h is the unit's activation (averaged over space for channels), detached and standardised by
-    running averages, in training too, so that an example's gate does not depend on its batch. The
-    shift has the posterior N(shift, std^2), one draw per batch, and the prior N(0, prior_std^2).
+    h is the activation of the unit (averaged over space for channels), detached and standardised by
+    running averages. These are used in training too, so that the gate of an example does not depend
+    on its batch. The shift has the posterior N(shift, std^2), with one draw per batch, and the
+    prior N(0, prior_std^2).
 
-    Staged, the default: the gate takes over a trained `BetaBernoulli` gate, whose tensors are
-    frozen and whose KL is a constant and left out. `joint=True` starts both together.
+    By default the gate takes over a trained `BetaBernoulli` gate. The tensors of that gate are
+    frozen, and its KL is a constant that is left out.
+
+    Args:
+        base: the Beta-Bernoulli gate under it.
+        joint: whether both gates start together, without a trained base.
+        scale: the initial factor of h.
+        shift: the initial shift.
+        std: the initial standard deviation of the shift.
+        prior_std: of the prior of the shift.
 
     >>> gate = Gate(DependentBetaBernoulli(joint=True), units=3)
     >>> [name for name, _ in gate.named_parameters()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,7 +14,7 @@ from vardrop._core.calls import PickOutput, call_net, clone_batch, plain_batch
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
-from vardrop._core.torch_private import schema, tree_map_only
+from vardrop._core.torch_private import OpOverload, schema, tree_map_only
 from vardrop.functional import (
     GeneratorNoise,
     RandomOpMode,
@@ -23,6 +22,7 @@ from vardrop.functional import (
     draw_from,
     restore_state_on_error,
 )
+from vardrop.functional.random import Answer
 from vardrop.gates.functional_dropout import is_custom
 from vardrop.noisy import Noisy
 
@@ -66,6 +66,10 @@ def check_functional_dropout(net: nn.Module, x: Any) -> None:
     """Raise an error for custom code with dropout in training mode only: predictions lack it.
 
     A model is checked once, and again after a class or a number among the attributes has changed.
+
+    Args:
+        net: a model.
+        x: a batch.
     """
     net = (
         net.net if isinstance(net, PickOutput) else net
@@ -89,7 +93,9 @@ def check_functional_dropout(net: nn.Module, x: Any) -> None:
     _CHECKED[net] = seen
 
 
-_CHECKED: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
+_CHECKED: WeakKeyDictionary[nn.Module, list[tuple[type[nn.Module], list[float]]]] = (
+    WeakKeyDictionary()
+)
 
 
 def _dropout_calls(net: nn.Module, x: Any, training: bool) -> list[tuple[str, str, float]]:
@@ -98,7 +104,7 @@ def _dropout_calls(net: nn.Module, x: Any, training: bool) -> list[tuple[str, st
     entered: list[tuple[str, str]] = []
     drawn: list[tuple[str, str, float]] = []
 
-    def answer(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def answer(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rate = _rate_of_call(function, args, kwargs)
         if rate > 0 and entered:
             drawn.append((*entered[-1], rate))
@@ -134,13 +140,17 @@ def _dropout_calls(net: nn.Module, x: Any, training: bool) -> list[tuple[str, st
 class _Rehearsal(RandomOpMode):
     """`RandomOpMode` in which writes into tensors of the model go to copies."""
 
-    def __init__(self, answer: Callable[..., Any], net: nn.Module) -> None:
+    def __init__(self, answer: Answer, net: nn.Module) -> None:
         super().__init__(answer)
         tensors = chain(net.parameters(), net.buffers())
         self.storages = {t.untyped_storage().data_ptr() for t in tensors if _has_storage(t)}
 
     def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self,
+        function: OpOverload,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if schema(function).is_mutable:
             args, kwargs = tree_map_only(Tensor, self._copy, (args, kwargs))
@@ -155,7 +165,7 @@ def _has_storage(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and tensor.numel() > 0
 
 
-def _rate_of_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+def _rate_of_call(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     """The drop rate of a random function of torch, or zero if it is no dropout."""
     arguments = schema(function).arguments
     options = {a.name: a.default_value for a in arguments if a.has_default_value()}

@@ -1,16 +1,16 @@
-"""Dropout that the code of a module calls as a function, asking `self.training` whether to draw.
+"""Dropout that the code of a module calls as a function if `self.training` is True.
 
-A class whose mode decides on dropout, and on nothing else, is registered with its rates: the switch
-can answer for its mode, in the class that `switched_class` makes. torch's attention and recurrent
-layers are registered here, classes of other libraries by their integrations; `find_dropout.py`
-beside it finds what the code of other classes draws.
+A class whose training mode only controls dropout can be registered with its rates. Its modules are
+then converted to the class of `switched_class`, whose `training` follows the sampling switch.
+Attention and recurrent layers of torch are registered here, and classes of other libraries by their
+integrations. `find_dropout.py` finds the dropout of all other classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import singledispatch
-from typing import Any, ClassVar
+from typing import ClassVar, SupportsIndex, TypeVar
 
 from torch import nn
 
@@ -19,11 +19,17 @@ from vardrop._core.integrations import load_integration, package_of
 from vardrop.gates.switchable_dropout import DROPOUT_TYPES
 from vardrop.noisy import Noisy
 
+_Kind = TypeVar("_Kind")  # a module, or an abstract class without `nn.Module` as its base
+
 
 class SwitchedMode(Noisy):
-    """A module to whose own code the switch says whether it is in training mode.
+    """A module whose `training`, as its code reads it, follows the sampling switch.
 
-    The module's mode itself is what `train` and `eval` have set, and modules inside keep theirs.
+    The mode that `train` and `eval` set is stored unchanged, and inner modules keep their mode.
+
+    Args:
+        *args: the arguments of the plain class.
+        **kwargs: its keyword arguments.
     """
 
     encloses: ClassVar[bool] = False
@@ -31,7 +37,7 @@ class SwitchedMode(Noisy):
 
     @property
     def training(self) -> bool:
-        """Whether the module's code draws noise now."""
+        """Whether the code of the module draws noise now."""
         mode: bool = self.__dict__["training"]
         return mode if self.sampling is None else self.sampling
 
@@ -39,7 +45,9 @@ class SwitchedMode(Noisy):
     def training(self, mode: bool) -> None:
         self.__dict__["training"] = mode
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(
+        self, protocol: SupportsIndex
+    ) -> tuple[Callable[..., SwitchedMode], tuple[type[nn.Module]], object]:
         return _new, (self.plain,), self.__getstate__()
 
 
@@ -47,7 +55,13 @@ _SWITCHED: dict[type[nn.Module], type[SwitchedMode]] = {}
 
 
 def switched_class(plain: type[nn.Module]) -> type[SwitchedMode]:
-    """The class of modules of one type whose own dropout follows the switch.
+    """The subclass of a module type whose dropout follows the sampling switch.
+
+    Args:
+        plain: the class of the modules.
+
+    Returns:
+        The class, the same for every call.
 
     >>> switched_class(nn.LSTM).__name__, switched_class(nn.LSTM) is switched_class(nn.LSTM)
     ('SwitchedLSTM', True)
@@ -68,17 +82,19 @@ def _rates_of(module: nn.Module) -> dict[str, float]:
     return {}
 
 
-def register_functional_dropout(kind: type, rates: Callable[[Any], dict[str, float]]) -> None:
-    """Say with which rates the code of a class draws dropout while `self.training`.
+def register_functional_dropout(
+    kind: type[_Kind], rates: Callable[[_Kind], dict[str, float]]
+) -> None:
+    """Register the drop rates of a class that calls dropout if `self.training` is True.
 
-    `convert(net, mc_dropout())` then puts its modules under the switch, which answers for
-    `self.training`, and `predict` draws their dropout. The mode must decide on nothing else. Rates
-    that are empty say that the code has no dropout, whatever else it does in training mode.
+    `convert(net, mc_dropout())` then lets `self.training` of its modules follow the sampling
+    switch, and `predict` draws their dropout. The training mode must not control anything else.
+    Empty rates mean that the code has no dropout.
 
     Args:
-        kind: the class, by exact type, or an abstract class whose `__subclasshook__` knows several.
-        rates: the rates of a module by name; `<child>.p` for the rate of a dropout module inside it
-            that is not called itself.
+        kind: the class, by exact type, or an abstract class with a `__subclasshook__`.
+        rates: a function from a module to its rates by name. The name `<child>.p` is the rate of an
+            inner dropout module that is not called itself.
 
     >>> import torch, vardrop as vd
     >>> class Block(torch.nn.Module):
@@ -93,7 +109,13 @@ def register_functional_dropout(kind: type, rates: Callable[[Any], dict[str, flo
 
 
 def functional_dropout_rates(module: nn.Module) -> dict[str, float]:
-    """The drop rates above zero with which the code of a registered class draws.
+    """The positive drop rates of a module of a registered class.
+
+    Args:
+        module: any module.
+
+    Returns:
+        The rates by name.
 
     >>> functional_dropout_rates(nn.LSTM(2, 2, 2, dropout=0.1))
     {'dropout': 0.1}
@@ -104,7 +126,7 @@ def functional_dropout_rates(module: nn.Module) -> dict[str, float]:
     return {name: rate for name, rate in _rates_of(module).items() if rate > 0}
 
 
-def _recurrent_rates(module: Any) -> dict[str, float]:
+def _recurrent_rates(module: nn.RNNBase) -> dict[str, float]:
     return {"dropout": module.dropout if module.num_layers > 1 else 0.0}
 
 
@@ -114,9 +136,15 @@ for _recurrent in (nn.RNN, nn.LSTM, nn.GRU):
 
 
 def is_switchable(module: nn.Module) -> bool:
-    """Whether the switch can answer for the mode of a module: its code draws, and does no more.
+    """Whether the training mode of a module only controls dropout.
 
-    Of a subclass that is not registered itself nobody knows what else it asks the mode for.
+    For a subclass that is not registered itself this is unknown, so the answer is False.
+
+    Args:
+        module: any module.
+
+    Returns:
+        Whether the module can become a `SwitchedMode`.
     """
     kinds = _rates_of.registry.keys() - {object}
     inherited = type(module) not in kinds and not kinds.isdisjoint(type(module).__mro__)
@@ -125,7 +153,13 @@ def is_switchable(module: nn.Module) -> bool:
 
 @singledispatch
 def drop_rate(module: nn.Module) -> float:
-    """The rate at which a module drops features in training mode; zero where it does not.
+    """The rate at which a module drops features in training mode, or zero.
+
+    Args:
+        module: any module.
+
+    Returns:
+        The largest rate.
 
     >>> drop_rate(nn.Dropout(0.5)), drop_rate(nn.LSTM(2, 2, 2, dropout=0.1)), drop_rate(nn.ReLU())
     (0.5, 0.1, 0.0)
@@ -138,7 +172,7 @@ for _dropout in DROPOUT_TYPES:
 
 
 def is_custom(module: nn.Module) -> bool:
-    """Whether the code of a module may have dropout that nobody told of."""
+    """Whether the code of a module may have dropout that is not registered."""
     kind = type(module)
     registered = package_of(kind) in ("torch", "vardrop") or kind in _rates_of.registry
     return not registered and drop_rate(module) == 0 and not _rates_of(module)

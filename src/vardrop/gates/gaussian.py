@@ -21,12 +21,21 @@ from vardrop.priors import LogUniform
 
 @dataclass(frozen=True)
 class GaussianDropout(FeatureNoise):
-    """multiplier ~ N(1, alpha), alpha fixed, or learned per unit or layer.
+    """multiplier ~ N(1, alpha), with alpha fixed, or learned per unit or layer.
 
-    One draw per element, per channel of an example, or per example (then `per="layer"`). With
-    `prior=LogUniform()` the KL counts one term per unit, or one in all where one draw serves a
-    whole example, times `kl_scale` (1/3 gives the A2 of the paper). `max_alpha` bounds alpha by
-    projection. Learned units are kept while log alpha < 3.
+    With `prior=LogUniform()` the KL has one term per unit, or one term in all if there is one draw
+    per example. Units with a learned log alpha below 3 are kept.
+
+    Args:
+        alpha: the initial or fixed value.
+        per: whether each unit or the layer has an alpha.
+        learned: whether alpha is learned.
+        max_alpha: the upper bound of alpha, see `functional.clamp_with_gradient`. None means no
+            bound.
+        prior: of the multiplier, or None for no KL.
+        kl_scale: the factor of the KL. 1/3 gives the A2 of the paper.
+        granularity: whether each element, channel of an example, example or sequence has its own
+            draw. One draw per example needs `per="layer"`.
 
     >>> import torch
     >>> noise = GaussianDropout(alpha=0.25, learned=False)
@@ -83,7 +92,7 @@ class GaussianDropout(FeatureNoise):
         return torch.ones_like(alpha), alpha
 
     def kl(self, tensors: Tensors, units: int) -> Tensor | None:
-        """The log-uniform KL of every noise variable, times `kl_scale`; None without a prior."""
+        """The log-uniform KL of every noise variable, times `kl_scale`, or None without a prior."""
         if self.prior is None:
             return None
         log_alpha = self.log_alpha(tensors)
@@ -92,13 +101,13 @@ class GaussianDropout(FeatureNoise):
         return log_uniform_from_log_alpha(self.prior, log_alpha).sum() * (per_alpha * self.kl_scale)
 
     def log_alpha(self, tensors: Tensors) -> Tensor:
-        """The tensor itself, at most log `max_alpha`."""
+        """The tensor, at most log `max_alpha`."""
         if self.max_alpha is None:
             return tensors["log_alpha"]
         return clamp_with_gradient(tensors["log_alpha"], -math.inf, math.log(self.max_alpha))
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance | None:
-        """log alpha, kept below 3; None where it is fixed."""
+        """log alpha, kept below 3, or None if it is fixed."""
         if not self.learned:
             return None
         return Relevance(self.log_alpha(tensors).expand(units), 3.0, False, "input")

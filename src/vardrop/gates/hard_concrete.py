@@ -19,16 +19,24 @@ from vardrop.posteriors import Tensors
 
 @dataclass(frozen=True)
 class HardConcrete(FeatureNoise):
-    """z = min(1, max(0, s (high - low) + low)), s a concrete draw, one per unit and example.
+    """z = min(1, max(0, s (high - low) + low)) with one concrete draw s per unit and example.
 
-    The penalty is `penalty` times the expected number of weights that stay,
-    sum_units |weights of the unit| P(z > 0), P(z > 0) = sigmoid(logit - temperature
-    log(-low / high)); a gate on its own counts one weight per unit. The mean multiplies by
-    min(1, max(0, sigmoid(logit) (high - low) + low)), and a unit is kept while that is positive.
+    The KL is `penalty` times the expected number of retained weights,
 
-    `penalty` is the lambda N of the paper (0.1 on MNIST). `drop_rate` is where the gates start: up
-    to (high - 1) / (high - low), 1/12 by default, their mean is exactly one, so that a trained net
-    says what it said before; above, the gates start half closed (authors: 0.2 to 0.5, untrained).
+        sum_units |weights of the unit| P(z > 0),  P(z > 0) = sigmoid(logit - t log(-low / high)),
+
+    with the temperature t. A gate outside of a layer counts one weight per unit. The mean
+    multiplies by min(1, max(0, sigmoid(logit) (high - low) + low)), and a unit is kept if this is
+    positive.
+
+    Args:
+        penalty: lambda N of the paper (0.1 on MNIST).
+        drop_rate: the initial rate. Up to (high - 1) / (high - low), which is 1/12 by default, the
+            mean of the gates is exactly one, so the outputs of a trained model are unchanged. The
+            authors start untrained models at 0.2 to 0.5.
+        temperature: of the concrete draw.
+        low: the lower end of the stretched range, below 0.
+        high: the upper end of the stretched range, above 1.
 
     >>> noise = HardConcrete()
     >>> noise.unit_mean(noise.initial(2))
@@ -79,7 +87,7 @@ class HardConcrete(FeatureNoise):
         return self._stretch(torch.sigmoid(tensors["logit"]))
 
     def kl(self, tensors: Tensors, units: int) -> Tensor:
-        """penalty sum P(z > 0); inside a layer its weights count instead of units."""
+        """penalty sum P(z > 0). Inside a layer its weights count instead of its units."""
         return self.penalty * self.open_probability(tensors).sum()
 
     @property

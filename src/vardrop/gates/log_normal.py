@@ -21,9 +21,16 @@ class LogNormal(FeatureNoise):
     """theta ~ LogNormal(mu, sigma^2) truncated to log theta in [low, high], one draw per batch.
 
     The prior is log-uniform on the same range, so the KL is proper. The mean multiplies by
-    E theta, and by zero where the signal-to-noise ratio E theta / sd theta is at most `threshold`.
-    Inputs of dense layers and output channels of convolutions are gated. `mu` and `log_sigma` are
-    where the posterior starts; the authors start from a pretrained net.
+    E theta, or by zero if the signal-to-noise ratio E theta / sd theta is at most `threshold`. The
+    gates are on the inputs of dense layers and on the output channels of convolutions. The authors
+    start from a pretrained model.
+
+    Args:
+        mu: the initial mean of log theta.
+        log_sigma: the initial log standard deviation of log theta.
+        low: the smallest log theta.
+        high: the largest log theta.
+        threshold: of the signal-to-noise ratio.
 
     >>> noise = LogNormal()
     >>> noise.unit_mean(noise.initial(2))
@@ -54,7 +61,7 @@ class LogNormal(FeatureNoise):
         }
 
     def parameters(self, tensors: Tensors) -> tuple[Tensor, Tensor, float, float]:
-        """mu, log sigma and the range; far beyond the range mu has no effect but rounding."""
+        """mu, log sigma and the range. Far outside of the range mu has no effect but rounding."""
         mu = clamp_with_gradient(tensors["mu"], self.low, self.high + 5.0)
         return mu, clamp_with_gradient(tensors["log_sigma"], -10.0, 5.0), self.low, self.high
 
@@ -66,7 +73,7 @@ class LogNormal(FeatureNoise):
         return along(axis, x, theta.to(x.dtype))
 
     def unit_mean(self, tensors: Tensors) -> Tensor:
-        """E theta, or zero where the signal-to-noise ratio is at most the threshold."""
+        """E theta, or zero if the signal-to-noise ratio is at most the threshold."""
         parameters = self.parameters(tensors)
         mean = truncated_log_normal.log_moment(*parameters, order=1).exp()
         snr = truncated_log_normal.snr(*parameters)

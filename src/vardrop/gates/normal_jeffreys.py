@@ -1,4 +1,4 @@
-"""The group normal-Jeffreys gate of Bayesian compression, to stand beside a weight posterior."""
+"""The group normal-Jeffreys gate of Bayesian compression, used together with a weight posterior."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ from vardrop.posteriors import Tensors, check_log_variance
 class NormalJeffreys(FeatureNoise):
     """z ~ N(mu, exp(log_sigma2)), one draw per unit and example, with the prior p(z) ~ 1/|z|.
 
-    KL = the log-uniform KL at log alpha = log_sigma2 - log mu^2, per unit. A unit is kept while
-    log alpha is below `threshold`, which the authors pick by hand for each layer (-2.8, -3, -5 in
-    their example). Inputs of dense layers and output channels of convolutions are gated, so a
-    weight N(m, s^2) becomes z w with mean mu m and variance mu^2 s^2 + sigma^2 m^2 + sigma^2 s^2.
+    The KL is the log-uniform KL at log alpha = log_sigma2 - log mu^2, per unit. The gates are on
+    the inputs of dense layers and on the output channels of convolutions. A weight w ~ N(m, s^2)
+    becomes z w with mean mu m and variance mu^2 s^2 + sigma^2 m^2 + sigma^2 s^2.
+
+    Args:
+        log_sigma2: the initial log variance.
+        threshold: units with log alpha below it are kept. The authors choose it by hand for each
+            layer (-2.8, -3 and -5 in their example).
 
     >>> noise = NormalJeffreys(log_sigma2=-9.0)
     >>> noise.log_alpha(noise.initial(2))

@@ -1,13 +1,13 @@
 """The dropout modules of torch, with noise that follows the sampling switch.
 
-Each is the torch module of its name: rate, `inplace` and state stay, and only the question "is
-there noise now?" is asked of the switch instead of `training`.
+Each is a subclass of the torch module of its name, with the same rate, `inplace` and state. The
+sampling switch decides whether it draws noise, instead of `training`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -15,14 +15,19 @@ from torch.nn import functional
 from vardrop.functional import generator, noise_is_given, uniform
 from vardrop.noisy import Noisy
 
-_SELU_FLOOR = -1.7580993408473766  # what AlphaDropout puts in the place of a dropped value
+_SELU_FLOOR = -1.7580993408473766  # AlphaDropout replaces a dropped value by it
 
 
 class SwitchableDropout(Noisy):
-    """A torch dropout module under the switch of `vardrop.sampling`."""
+    """A torch dropout module that follows the switch of `vardrop.sampling`.
+
+    Args:
+        *args: the arguments of the torch module.
+        **kwargs: its keyword arguments.
+    """
 
     drop: ClassVar[Callable[..., Tensor]]
-    spatial: ClassVar[int | None] = 0  # trailing axes that share one draw; None: all but two
+    spatial: ClassVar[int | None] = 0  # trailing axes that share one draw. None: all but two
     p: float
     inplace: bool
 
@@ -31,7 +36,7 @@ class SwitchableDropout(Noisy):
         global_noise = generator(input.device) is None and not noise_is_given()
         if not self.is_sampling or global_noise:
             return type(self).drop(input, self.p, self.is_sampling, self.inplace)
-        # torch's functions draw from the global generator alone.
+        # The functions of torch draw from the global generator only.
         mask = uniform(self._noise_shape(input), input) >= self.p
         return self._apply_mask(input, mask.to(input.dtype))
 
@@ -44,7 +49,7 @@ class SwitchableDropout(Noisy):
 
 
 class _SwitchableAlphaDropout(SwitchableDropout):
-    """Keeps mean 0 and variance 1 of activations that a SELU has made."""
+    """Keeps mean 0 and variance 1 of the activations of a SELU."""
 
     def _apply_mask(self, x: Tensor, mask: Tensor) -> Tensor:
         if self.p == 1:
@@ -55,7 +60,11 @@ class _SwitchableAlphaDropout(SwitchableDropout):
 
 
 class Dropout(SwitchableDropout, nn.Dropout):
-    """`nn.Dropout` under the sampling switch.
+    """`nn.Dropout` with the sampling switch.
+
+    Args:
+        p: the drop rate.
+        inplace: whether to write into the input.
 
     >>> import torch, vardrop as vd
     >>> drop = vd.gates.Dropout(0.5).eval()
@@ -64,44 +73,69 @@ class Dropout(SwitchableDropout, nn.Dropout):
     False
     """
 
-    drop: ClassVar[Any] = staticmethod(functional.dropout)
+    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.dropout)
 
 
 class Dropout1d(SwitchableDropout, nn.Dropout1d):
-    """`nn.Dropout1d` under the sampling switch."""
+    """`nn.Dropout1d` with the sampling switch.
 
-    drop: ClassVar[Any] = staticmethod(functional.dropout1d)
+    Args:
+        p: the drop rate.
+        inplace: whether to write into the input.
+    """
+
+    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.dropout1d)
     spatial: ClassVar[int | None] = 1
 
 
 class Dropout2d(SwitchableDropout, nn.Dropout2d):
-    """`nn.Dropout2d` under the sampling switch."""
+    """`nn.Dropout2d` with the sampling switch.
 
-    drop: ClassVar[Any] = staticmethod(functional.dropout2d)
+    Args:
+        p: the drop rate.
+        inplace: whether to write into the input.
+    """
+
+    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.dropout2d)
     spatial: ClassVar[int | None] = 2
 
 
 class Dropout3d(SwitchableDropout, nn.Dropout3d):
-    """`nn.Dropout3d` under the sampling switch."""
+    """`nn.Dropout3d` with the sampling switch.
 
-    drop: ClassVar[Any] = staticmethod(functional.dropout3d)
+    Args:
+        p: the drop rate.
+        inplace: whether to write into the input.
+    """
+
+    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.dropout3d)
     spatial: ClassVar[int | None] = 3
 
 
 class AlphaDropout(_SwitchableAlphaDropout, nn.AlphaDropout):
-    """`nn.AlphaDropout` under the sampling switch."""
+    """`nn.AlphaDropout` with the sampling switch.
 
-    drop: ClassVar[Any] = staticmethod(functional.alpha_dropout)
+    Args:
+        p: the drop rate.
+        inplace: whether to write into the input.
+    """
+
+    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.alpha_dropout)
 
 
 class FeatureAlphaDropout(_SwitchableAlphaDropout, nn.FeatureAlphaDropout):
-    """`nn.FeatureAlphaDropout` under the sampling switch."""
+    """`nn.FeatureAlphaDropout` with the sampling switch.
 
-    drop: ClassVar[Any] = staticmethod(functional.feature_alpha_dropout)
+    Args:
+        p: the drop rate.
+        inplace: whether to write into the input.
+    """
+
+    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.feature_alpha_dropout)
     spatial: ClassVar[int | None] = None
 
 
-# The torch dropout, by exact type, and the switchable one that takes its place.
+# The switchable dropout for each torch dropout, by exact type.
 DROPOUT_TYPES: dict[type[nn.Module], type[SwitchableDropout]] = {
     nn.Dropout: Dropout,
     nn.Dropout1d: Dropout1d,

@@ -27,6 +27,13 @@ class HeadParts(NamedTuple):
     """loss = nll + kl + aux - entropy, per example.
 
     Each is the mean over examples (axis 0) of a sum over positions, and over classes.
+
+    Args:
+        loss: the sum.
+        nll: the negative log-likelihood.
+        kl: the KL of the masks.
+        aux: the loss of the auxiliary branch.
+        entropy: of the rates.
     """
 
     loss: Tensor

@@ -38,6 +38,9 @@ class SoftmaxRule(ClassRule):
 class SampledSoftmaxRule(ClassRule):
     """Train on the target and a uniform sample of a `fraction` of the classes. Predict with all.
 
+    Args:
+        fraction: above 0, at most 1.
+
     Jean et al. 2015, "On using very large target vocabulary for neural machine translation",
     sec. 3, with a uniform proposal, which needs no correction.
     """
@@ -62,6 +65,9 @@ class SampledSoftmaxRule(ClassRule):
 @dataclass(frozen=True)
 class ClassDropoutRule(ClassRule):
     """Drop every class but the target at a fixed rate in training. Predict with all.
+
+    Args:
+        drop_rate: the probability that a class is dropped.
 
     Lee et al. 2018, "DropMax: adaptive variational softmax", sec. 5 (random DropMax).
     """

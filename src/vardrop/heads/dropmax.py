@@ -29,7 +29,9 @@ class DropMaxRule(ClassRule):
     sum rho log rho + (1 - rho) log(1 - rho) would lower it. The epsilon that the paper adds to z is
     left out: a relaxed z is positive, and its logarithm is computed without rounding to zero.
 
-    `inference="p"` draws z ~ p(z | x) in training too and keeps the likelihood alone.
+    Args:
+        temperature: of the relaxed z.
+        inference: "p" draws z ~ p(z | x) in training too, and its loss is -log p(y | x, z) alone.
 
     Lee et al. 2018, "DropMax: adaptive variational softmax", eq. 4 to 14.
     """

@@ -6,7 +6,6 @@ from vardrop._core.checks import describe_value
 from vardrop._core.errors import VardropError
 from vardrop.layers.attention import MultiheadAttention as MultiheadAttention
 from vardrop.layers.base import Ties as Ties, Variational as Variational
-from vardrop.layers.base import check_method as check_method, per_unit as per_unit
 from vardrop.layers.conv import Conv1d as Conv1d, Conv2d as Conv2d, Conv3d as Conv3d
 from vardrop.layers.conv import ConvTranspose1d as ConvTranspose1d
 from vardrop.layers.conv import ConvTranspose2d as ConvTranspose2d

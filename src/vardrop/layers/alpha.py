@@ -95,6 +95,9 @@ def alpha_summary(net: nn.Module, threshold: float = 3.0) -> AlphaSummary:
         net: a model with noisy modules.
         threshold: on log alpha. The authors chose 3 from the histogram.
 
+    Returns:
+        One row per layer. Print it.
+
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Sequential(torch.nn.Linear(3, 2)), vd.variational_dropout())
     >>> print(alpha_summary(net))
@@ -120,6 +123,9 @@ def sparsity(net: nn.Module, threshold: float = 3.0) -> Sparsity:
     Args:
         net: a model with noisy modules.
         threshold: on log alpha, a hyper-parameter. 3 is a drop rate of 0.953.
+
+    Returns:
+        The fractions by layer, and `total` for the model.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.sparse_vd())

@@ -12,12 +12,12 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import in_transform
-from vardrop.estimators import AffineMap, Estimator, local_reparameterization
+from vardrop.estimators import AffineMap, Estimator, ExplicitNoise, local_reparameterization
 from vardrop.functional.noise import linear
 from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.layers.base import Ties, Variational
 from vardrop.layers.dense import Linear
-from vardrop.layers.heads import SEPARATE, Heads, Triple, averaged
+from vardrop.layers.heads import SEPARATE, Heads, InputNoise, Triple, averaged
 from vardrop.noisy import KLTerms
 from vardrop.posteriors import Axes, Posterior
 from vardrop.priors import Prior
@@ -36,6 +36,11 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
     If query, key and value are the same tensor, they come from one draw of the packed weights. Rows
     of packed weights with different inputs are drawn separately, with the same distribution. With
     sampling off and without a gate it runs torch's layer, including its fast path.
+
+    Args:
+        *args: the arguments of `nn.MultiheadAttention`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
 
     >>> import torch, vardrop as vd
     >>> layer = vd.convert(torch.nn.MultiheadAttention(8, 2, batch_first=True), vd.sparse_vd())
@@ -111,7 +116,7 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
         attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
-        noise: Any = None,
+        noise: tuple[InputNoise, ExplicitNoise | None] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Attention as in torch, with noise while sampling or for given noise.
 
@@ -133,11 +138,13 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
         )
         return y, averaged(weights, average_attn_weights)
 
-    def _output(self, heads: Tensor, noise: Any) -> Tensor:
+    def _output(self, heads: Tensor, noise: ExplicitNoise | None) -> Tensor:
         heads = heads if self.gate is None else self.gate(heads)
         return self.out_proj(heads.transpose(1, 2).flatten(2), noise)
 
-    def _projected(self, query: Tensor, key: Tensor, value: Tensor, noise: Any) -> Triple:
+    def _projected(
+        self, query: Tensor, key: Tensor, value: Tensor, noise: InputNoise | None
+    ) -> Triple:
         """Queries, keys and values, with one product for equal tensors."""
         size = self.embed_dim
         if self.in_proj_weight is None:
@@ -161,7 +168,12 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
         return q, project(key, 1, 2, 1), project(value, 2, 3, 2)
 
     def _product(
-        self, x: Tensor, name: str, rows: tuple[int, int], biases: tuple[int, int], noise: Any
+        self,
+        x: Tensor,
+        name: str,
+        rows: tuple[int, int],
+        biases: tuple[int, int],
+        noise: ExplicitNoise | None,
     ) -> Tensor:
         bias = None if self.in_proj_bias is None else self.in_proj_bias[slice(*biases)]
         if self.posterior is None or not (self.is_sampling or noise is not None):
@@ -193,5 +205,5 @@ def _check_mask(name: str, mask: Tensor | None) -> None:
         )
 
 
-def _nth(noise: Any, index: int) -> Any:
+def _nth(noise: InputNoise | None, index: int) -> ExplicitNoise | None:
     return None if noise is None else noise[index]

@@ -18,10 +18,15 @@ from torch import Tensor, nn
 from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import own_parameters
-from vardrop.divergence import check_kl
-from vardrop.estimators import AffineMap, Estimator, check_estimator, local_reparameterization
+from vardrop.estimators import (
+    AffineMap,
+    Estimator,
+    ExplicitNoise,
+    check_method,
+    local_reparameterization,
+)
 from vardrop.functional import to_float32_or_wider
-from vardrop.gates import FeatureNoise, Gate, Side
+from vardrop.gates import FeatureNoise, Gate, Side, per_unit
 from vardrop.noisy import KLTerms, Noisy, NoisyTensor
 from vardrop.posteriors import Axes, Posterior
 from vardrop.priors import Prior
@@ -40,31 +45,17 @@ class _Stored(NamedTuple):
     axes: Axes
 
 
-def check_method(posterior: Posterior | None, prior: Prior | None, estimator: Estimator) -> None:
-    """Raise an error unless posterior, prior and estimator fit together."""
-    check_type("posterior", posterior, Posterior | None, "a Posterior or None")
-    check_type("prior", prior, Prior | None, "a Prior or None")
-    check_type("estimator", estimator, Estimator, "an Estimator such as vardrop.flipout")
-    if prior is not None and posterior is None:
-        raise VardropError(
-            f"Expected `posterior` where there is a prior, but got None with {prior!r}. "
-            "Give a posterior, or leave out the prior."
-        )
-    if posterior is not None:
-        check_estimator(estimator, posterior)
-        if prior is not None:
-            check_kl(posterior, prior)
-
-
 class Variational(Noisy):
     """A torch layer whose weights have a posterior, and whose input may pass a gate.
-
-    It takes the arguments of the torch layer, and by keyword `posterior`, `prior`, `estimator`,
-    `gate` and `noisy_bias`.
 
     A custom layer derives from this class and the torch layer. It declares its weights (`axes`, or
     `weights_of` for several) and its units (`sizes`, or `num_inputs` and `num_outputs`), and calls
     `product` in its forward. `vardrop.register_layer` makes it available to `convert`.
+
+    Args:
+        *args: the arguments of the torch layer.
+        **kwargs: its keyword arguments, and the arguments of `add_noise`: `posterior`, `prior`,
+            `estimator`, `gate` and `noisy_bias`.
     """
 
     axes: ClassVar[Axes]
@@ -329,7 +320,7 @@ class Variational(Noisy):
         self,
         op: _Map,
         inputs: tuple[Tensor, ...],
-        noise: Any = None,
+        noise: ExplicitNoise | None = None,
         weight: str = "weight",
         bias: str = "bias",
     ) -> Tensor:
@@ -351,7 +342,7 @@ class Variational(Noisy):
             self.warn_if_kl_unused()
         return self.estimator(self.affine(op, weight, bias), inputs, noise)
 
-    def product_with_gate(self, op: _Map, x: Tensor, noise: Any) -> Tensor:
+    def product_with_gate(self, op: _Map, x: Tensor, noise: ExplicitNoise | None) -> Tensor:
         """Apply `product` to one input, with the gate before or after it.
 
         The input may be a single example without a batch axis.
@@ -443,17 +434,3 @@ def _tie(start: dict[str, Tensor], there: dict[str, Tensor], learned: bool) -> d
                 "Use per='weight' or per='layer', or leave one out with `exclude`."
             )
     return tensors
-
-
-def per_unit(factor: Tensor, weight: Tensor, side: Side, axes: Axes) -> Tensor:
-    """View one number per input or output unit in a shape that multiplies a weight."""
-    axis = axes.input[0] if side == "input" else axes.output[0]
-    shape = [1] * weight.dim()
-    shape[axis] = weight.shape[axis]
-    if factor.numel() == shape[axis]:
-        return factor.view(shape)
-    # Grouped convolution: the rows of the kernel (axis 0) use only the units of their group.
-    groups = factor.numel() // shape[axis]
-    shape[0] = weight.shape[0]
-    rows = factor.view(groups, -1).repeat_interleave(shape[0] // groups, 0)
-    return rows.view(shape)

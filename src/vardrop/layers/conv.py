@@ -7,11 +7,12 @@ x^2 exactly as the mean product pads x, so local reparameterisation is exact for
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vardrop.estimators import ExplicitNoise
 from vardrop.layers.base import Variational
 from vardrop.posteriors import Axes
 
@@ -27,7 +28,7 @@ class _Conv(Variational):
     def op(self) -> Callable[..., Tensor] | None:
         return self._op
 
-    def forward(self, input: Tensor, noise: Any = None) -> Tensor:
+    def forward(self, input: Tensor, noise: ExplicitNoise | None = None) -> Tensor:
         """Return a draw while sampling or for given noise, else the output of the torch layer."""
         return self.product_with_gate(self._op, input, noise)
 
@@ -40,7 +41,10 @@ class _ConvTranspose(_Conv):
         return None  # its padding depends on the requested output size
 
     def forward(  # type: ignore[override]
-        self, input: Tensor, output_size: list[int] | None = None, noise: Any = None
+        self,
+        input: Tensor,
+        output_size: list[int] | None = None,
+        noise: ExplicitNoise | None = None,
     ) -> Tensor:
         """Return a draw while sampling or for given noise, else the output of the torch layer."""
         stride, padding, dilation = self.stride, self.padding, self.dilation
@@ -56,13 +60,24 @@ class _ConvTranspose(_Conv):
 
 
 class Conv1d(_Conv, nn.Conv1d):
-    """`nn.Conv1d` with a posterior on its kernel."""
+    """`nn.Conv1d` with a posterior on its kernel.
+
+    Args:
+        *args: the arguments of `nn.Conv1d`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
+    """
 
     spatial: ClassVar[int] = 1
 
 
 class Conv2d(_Conv, nn.Conv2d):
     """`nn.Conv2d` with a posterior on its kernel.
+
+    Args:
+        *args: the arguments of `nn.Conv2d`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
 
     >>> import torch, vardrop as vd
     >>> layer = vd.Conv2d(3, 8, 3, posterior=vd.AdditiveGaussian(), prior=vd.ARD())
@@ -74,24 +89,48 @@ class Conv2d(_Conv, nn.Conv2d):
 
 
 class Conv3d(_Conv, nn.Conv3d):
-    """`nn.Conv3d` with a posterior on its kernel."""
+    """`nn.Conv3d` with a posterior on its kernel.
+
+    Args:
+        *args: the arguments of `nn.Conv3d`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
+    """
 
     spatial: ClassVar[int] = 3
 
 
 class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
-    """`nn.ConvTranspose1d` with a posterior on its kernel."""
+    """`nn.ConvTranspose1d` with a posterior on its kernel.
+
+    Args:
+        *args: the arguments of `nn.ConvTranspose1d`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
+    """
 
     spatial: ClassVar[int] = 1
 
 
 class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
-    """`nn.ConvTranspose2d` with a posterior on its kernel."""
+    """`nn.ConvTranspose2d` with a posterior on its kernel.
+
+    Args:
+        *args: the arguments of `nn.ConvTranspose2d`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
+    """
 
     spatial: ClassVar[int] = 2
 
 
 class ConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
-    """`nn.ConvTranspose3d` with a posterior on its kernel."""
+    """`nn.ConvTranspose3d` with a posterior on its kernel.
+
+    Args:
+        *args: the arguments of `nn.ConvTranspose3d`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
+    """
 
     spatial: ClassVar[int] = 3

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vardrop._core.errors import VardropError
+from vardrop.estimators import ExplicitNoise
 from vardrop.functional.noise import linear
 from vardrop.gates import FeatureNoise
 from vardrop.layers.base import Variational
@@ -20,6 +21,11 @@ class Linear(Variational, nn.Linear):
     """`nn.Linear` with a posterior on its weight.
 
     y = x w^T + b, w ~ q. Input (*, in_features), output (*, out_features).
+
+    Args:
+        *args: the arguments of `nn.Linear`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
 
     >>> import torch, vardrop as vd
     >>> layer = vd.Linear(4, 2, posterior=vd.AdditiveGaussian(), prior=vd.LogUniform())
@@ -34,18 +40,24 @@ class Linear(Variational, nn.Linear):
     def op(self) -> Callable[..., Tensor] | None:
         return linear
 
-    def forward(self, input: Tensor, noise: Any = None) -> Tensor:
+    def forward(self, input: Tensor, noise: ExplicitNoise | None = None) -> Tensor:
         """Return a draw while sampling or for given noise, else the output of the torch layer."""
         return self.product_with_gate(linear, input, noise)
 
 
 class Bilinear(Variational, nn.Bilinear):
-    """`nn.Bilinear` with a posterior on its weight: y = x1^T w x2 + b."""
+    """`nn.Bilinear` with a posterior on its weight: y = x1^T w x2 + b.
+
+    Args:
+        *args: the arguments of `nn.Bilinear`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
+    """
 
     axes: ClassVar[Axes] = Axes(input=(1, 2), output=(0,))
     sizes: ClassVar[tuple[str, str]] = ("in1_features", "out_features")
 
-    def forward(self, input1: Tensor, input2: Tensor, noise: Any = None) -> Tensor:
+    def forward(self, input1: Tensor, input2: Tensor, noise: ExplicitNoise | None = None) -> Tensor:
         """Return a draw while sampling or for given noise, else the output of the torch layer."""
         input1 = self.apply_gate("input", input1)
         noisy = self.is_sampling or noise is not None
@@ -63,6 +75,11 @@ class Embedding(Variational, nn.Embedding):
     """`nn.Embedding` with a posterior on its table. The row of `padding_idx` has no noise.
 
     Under local reparameterisation each look-up has its own draw.
+
+    Args:
+        *args: the arguments of `nn.Embedding`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
     """
 
     axes: ClassVar[Axes] = Axes(input=(0,), output=(1,))
@@ -91,7 +108,7 @@ class Embedding(Variational, nn.Embedding):
         )
         return rows if bias is None else rows + bias
 
-    def forward(self, input: Tensor, noise: Any = None) -> Tensor:
+    def forward(self, input: Tensor, noise: ExplicitNoise | None = None) -> Tensor:
         """Return a draw while sampling or for given noise, else the output of the torch layer."""
         y = self.product(self._look_up, (input,), noise)
         if self.padding_idx is None or self.posterior is None:

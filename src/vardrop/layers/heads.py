@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from vardrop._core.errors import VardropError
+from vardrop.estimators import ExplicitNoise
 
 Triple = tuple[Tensor, Tensor, Tensor]
+InputNoise = Sequence[ExplicitNoise | None]  # of each input projection
 SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
@@ -23,11 +25,13 @@ class Heads:
     bias_k: Tensor | None
     bias_v: Tensor | None
 
-    def _projected(self, query: Tensor, key: Tensor, value: Tensor, noise: Any) -> Triple:
+    def _projected(
+        self, query: Tensor, key: Tensor, value: Tensor, noise: InputNoise | None
+    ) -> Triple:
         """Queries, keys and values, (N, length, heads x width of a head)."""
         raise NotImplementedError
 
-    def _output(self, heads: Tensor, noise: Any) -> Tensor:
+    def _output(self, heads: Tensor, noise: ExplicitNoise | None) -> Tensor:
         """The output of heads (N, heads, length, width of a head)."""
         raise NotImplementedError
 
@@ -39,7 +43,7 @@ class Heads:
         causal: bool,
         need_weights: bool,
         rate: float,
-        noise: Any = None,
+        noise: tuple[InputNoise, ExplicitNoise | None] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The output, and the weights of every head if `need_weights`."""
         batched, first = inputs[0].dim() == 3, self.batch_first
@@ -119,7 +123,7 @@ def averaged(weights: Tensor | None, average: bool) -> Tensor | None:
     return weights.mean(-3) if weights is not None and average else weights
 
 
-def _mapped(function: Any, q: Tensor, k: Tensor, v: Tensor) -> Triple:
+def _mapped(function: Callable[[Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor) -> Triple:
     """Apply a function to three tensors, once for equal tensors."""
     query = function(q)
     key = query if k is q else function(k)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -57,9 +57,31 @@ STEPS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "RNN_RELU": _rnn(torch.relu),
 }
 Part = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+Sequences = Tensor | PackedSequence
+State = Tensor | tuple[Tensor, ...]  # the states of an LSTM are a pair
+Outputs = tuple[Sequences, State]
 
 
-def run_steps(layer: Any, parts: Sequence[Part], input: Any, hx: Any, drops: bool) -> Any:
+class Options(Protocol):
+    """The options of a recurrent layer, under the names of torch."""
+
+    @property
+    def mode(self) -> str: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def proj_size(self) -> int: ...
+    @property
+    def batch_first(self) -> bool: ...
+    @property
+    def bidirectional(self) -> bool: ...
+    @property
+    def dropout(self) -> float: ...
+
+
+def run_steps(
+    layer: Options, parts: Sequence[Part], input: Sequences, hx: State | None, drops: bool
+) -> Outputs:
     """Run a recurrent layer of torch step by step.
 
     Args:
@@ -79,7 +101,9 @@ def run_steps(layer: Any, parts: Sequence[Part], input: Any, hx: Any, drops: boo
     batched, axis = x.dim() == 3, 0 if layer.batch_first else 1
     x = x if batched else x.unsqueeze(axis)
     steps = x.transpose(0, 1) if batch_first else x  # (length, N, inputs)
-    states = None if hx is None else list(hx) if layer.mode == "LSTM" else [hx]
+    states = None
+    if hx is not None:
+        states = [hx] if isinstance(hx, Tensor) and layer.mode != "LSTM" else list(hx)
     if states is not None and not batched:
         states = [h.unsqueeze(1) for h in states]
     last: list[tuple[Tensor, ...]] = []
@@ -89,22 +113,23 @@ def run_steps(layer: Any, parts: Sequence[Part], input: Any, hx: Any, drops: boo
             steps = functional.dropout(steps, layer.dropout, drops)
         each = []
         for index in range(start, start + directions):
-            state = None if states is None else [h[index] for h in states]
-            y, new = _run_part(layer, parts[index], steps, state, lengths, index > start)
+            before = None if states is None else [h[index] for h in states]
+            y, new = _run_part(layer, parts[index], steps, before, lengths, index > start)
             each.append(y)
             last.append(new)
         steps = torch.cat(each, -1)
     hidden = tuple(torch.stack(each) for each in zip(*last, strict=True))
-    outputs: Any = steps.transpose(0, 1) if batch_first else steps
-    if lengths is not None:
-        outputs = pack_padded_sequence(steps, lengths, enforce_sorted=False)
+    outputs = steps.transpose(0, 1) if batch_first else steps
     if not batched:
         outputs, hidden = outputs.squeeze(axis), tuple(h.squeeze(1) for h in hidden)
-    return outputs, hidden if layer.mode == "LSTM" else hidden[0]
+    state = hidden if layer.mode == "LSTM" else hidden[0]
+    if lengths is None:
+        return outputs, state
+    return pack_padded_sequence(steps, lengths, enforce_sorted=False), state
 
 
 def _run_part(
-    layer: Any,
+    layer: Options,
     part: Part,
     steps: Tensor,
     state: list[Tensor] | None,
@@ -183,7 +208,12 @@ class _Recurrent(Variational):
     def bias_names(self) -> tuple[str, ...]:
         return tuple(filter(_BIAS.fullmatch, own_parameters(self)))
 
-    def forward(self, input: Any, hx: Any = None, noise: Mapping[str, Tensor] | None = None) -> Any:
+    def forward(
+        self,
+        input: Sequences,
+        hx: State | None = None,
+        noise: Mapping[str, Tensor] | None = None,
+    ) -> Any:  # torch declares it for every layer and cell
         """Run torch's layer with drawn weights while sampling, or for noise by weight name."""
         weights: dict[str, Tensor] = {}
         if self.posterior is not None and (self.is_sampling or noise is not None):
@@ -208,13 +238,17 @@ class _Recurrent(Variational):
             weights[name] = tensor.with_shared_variance(self.training).sample(draw)
         return weights
 
-    def _run_kernel(self, weights: Mapping[str, Tensor], input: Any, hx: Any) -> Any:
+    def _run_kernel(
+        self, weights: Mapping[str, Tensor], input: Sequences, hx: State | None
+    ) -> Outputs | State:
         """Run torch's kernel, with other weights if there are any."""
         if not weights:
             return super().forward(input, hx)  # type: ignore[misc]
         return self.plain.forward(self._with(weights), input, hx)
 
-    def _run_with_masks(self, weights: Mapping[str, Tensor], input: Any, hx: Any) -> Any:
+    def _run_with_masks(
+        self, weights: Mapping[str, Tensor], input: Sequences, hx: State | None
+    ) -> Outputs:
         """One mask per sequence, the same at every step, on inputs and on the state."""
         assert self.gate is not None
         if not isinstance(input, Tensor):
@@ -262,13 +296,24 @@ class _Recurrent(Variational):
 
 
 class RNN(_Recurrent, nn.RNN):
-    """`nn.RNN` with posteriors on its weights."""
+    """`nn.RNN` with posteriors on its weights.
+
+    Args:
+        *args: the arguments of `nn.RNN`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
+    """
 
     plain: ClassVar[type[nn.Module]] = nn.RNN
 
 
 class LSTM(_Recurrent, nn.LSTM):
     """`nn.LSTM` with posteriors on its weights: layers, directions, projections, packed sequences.
+
+    Args:
+        *args: the arguments of `nn.LSTM`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
 
     >>> import torch, vardrop as vd
     >>> layer = vd.convert(torch.nn.LSTM(4, 3, batch_first=True), vd.sparse_vd())
@@ -281,24 +326,48 @@ class LSTM(_Recurrent, nn.LSTM):
 
 
 class GRU(_Recurrent, nn.GRU):
-    """`nn.GRU` with posteriors on its weights."""
+    """`nn.GRU` with posteriors on its weights.
+
+    Args:
+        *args: the arguments of `nn.GRU`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
+    """
 
     plain: ClassVar[type[nn.Module]] = nn.GRU
 
 
 class RNNCell(_Recurrent, nn.RNNCell):
-    """`nn.RNNCell` with posteriors on its weights, drawn at every call."""
+    """`nn.RNNCell` with posteriors on its weights, drawn at every call.
+
+    Args:
+        *args: the arguments of `nn.RNNCell`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
+    """
 
     plain: ClassVar[type[nn.Module]] = nn.RNNCell
 
 
 class LSTMCell(_Recurrent, nn.LSTMCell):
-    """`nn.LSTMCell` with posteriors on its weights, drawn at every call."""
+    """`nn.LSTMCell` with posteriors on its weights, drawn at every call.
+
+    Args:
+        *args: the arguments of `nn.LSTMCell`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
+    """
 
     plain: ClassVar[type[nn.Module]] = nn.LSTMCell
 
 
 class GRUCell(_Recurrent, nn.GRUCell):
-    """`nn.GRUCell` with posteriors on its weights, drawn at every call."""
+    """`nn.GRUCell` with posteriors on its weights, drawn at every call.
+
+    Args:
+        *args: the arguments of `nn.GRUCell`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
+    """
 
     plain: ClassVar[type[nn.Module]] = nn.GRUCell

@@ -40,7 +40,13 @@ def bin_mean(values: Tensor, index: Tensor, bins: int) -> Tensor:
 
 
 class ReliabilityCurve(NamedTuple):
-    """Mean confidence, accuracy and number of examples of each bin, each of shape (bins,)."""
+    """Mean confidence, accuracy and number of examples of each bin, each of shape (bins,).
+
+    Args:
+        confidence: the mean confidence.
+        accuracy: the fraction of correct predictions.
+        count: the number of examples.
+    """
 
     confidence: Tensor
     accuracy: Tensor

@@ -40,7 +40,12 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> Tensor:
 
 
 class RiskCoverage(NamedTuple):
-    """Fraction of examples with a prediction and their mean error, each of shape (N,)."""
+    """Fraction of examples with a prediction and their mean error, each of shape (N,).
+
+    Args:
+        coverage: the fraction of examples with a prediction.
+        risk: the mean error of these examples.
+    """
 
     coverage: Tensor
     risk: Tensor

@@ -26,10 +26,17 @@ from vardrop.noisy import Noisy, has_noise, sum_kl
 
 
 class ELBOParts(NamedTuple):
-    """loss = nll + beta kl / num_data, per data point. `kl` is the sum over the model.
+    """loss = nll + beta kl / num_data, per data point.
 
-    For a model with a head, `head` holds the parts of the head's objective. Its `kl`, `aux` and
-    `-entropy` are means over examples, so they enter `loss` without the division by `num_data`.
+    `kl`, `aux` and `-entropy` of a head are means over examples, so they enter `loss` without the
+    division by `num_data`.
+
+    Args:
+        loss: the objective.
+        nll: the negative log-likelihood, per data point.
+        kl: the sum over the model.
+        beta: the weight of the KL.
+        head: the parts of the objective of a head, or None without a head.
     """
 
     loss: Tensor

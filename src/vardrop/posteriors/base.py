@@ -21,7 +21,12 @@ Noise = Literal["gaussian", "sign", "uniform"]
 
 
 class Axes(NamedTuple):
-    """Which axes of a weight tensor run over its inputs and over its outputs."""
+    """Which axes of a weight tensor run over its inputs and over its outputs.
+
+    Args:
+        input: the axes over inputs.
+        output: the axes over outputs.
+    """
 
     input: tuple[int, ...]
     output: tuple[int, ...]
@@ -36,7 +41,11 @@ def shared_shape(weight: Tensor, axes: Axes, per: Sharing) -> tuple[int, ...]:
 
 
 def check_drop_rate(drop_rate: float) -> None:
-    """Raise an error for a drop rate outside [0, 1)."""
+    """Raise an error for a drop rate outside [0, 1).
+
+    Args:
+        drop_rate: the rate.
+    """
     real = isinstance(drop_rate, Real) and not isinstance(drop_rate, bool)
     if not (real and 0.0 <= drop_rate < 1.0):
         raise VardropError(
@@ -46,7 +55,12 @@ def check_drop_rate(drop_rate: float) -> None:
 
 
 def check_log_variance(name: str, value: float) -> None:
-    """Raise an error for a logarithm whose exponential is zero or infinite in single precision."""
+    """Raise an error for a logarithm whose exponential is zero or infinite in single precision.
+
+    Args:
+        name: of the argument, for the message.
+        value: the logarithm.
+    """
     remedy = "It is a logarithm: -10 is a standard deviation of 0.0067."
     check_number(name, value, at_least=-87, at_most=87, remedy=remedy)
 

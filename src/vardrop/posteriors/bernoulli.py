@@ -18,8 +18,10 @@ __all__ = ["Bernoulli"]
 class Bernoulli(Posterior):
     """w = weight * mask / (1 - drop_rate): the weight-space form of dropout.
 
-    `per="weight"` is DropConnect; `per="input"` drops all weights of an input together, which is
-    dropout on that input.
+    Args:
+        drop_rate: the probability that a weight is dropped.
+        per: "weight" is DropConnect. "input" drops all weights of an input together, which is
+            dropout on that input.
 
     >>> import torch
     >>> q = Bernoulli(drop_rate=0.5)

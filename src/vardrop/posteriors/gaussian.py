@@ -90,9 +90,14 @@ class AdditiveGaussian(Posterior):
 
 @dataclass(frozen=True)
 class MultiplicativeGaussian(Posterior):
-    """w ~ N(weight, alpha weight^2), alpha per weight, input, output or layer, learned or fixed.
+    """w ~ N(weight, alpha weight^2), with learned or fixed alpha.
 
-    `max_alpha` bounds alpha by projection (see `functional.clamp_with_gradient`).
+    Args:
+        alpha: the initial or fixed value.
+        per: whether each weight, input, output or layer has an alpha.
+        learned: whether alpha is learned.
+        max_alpha: the upper bound of alpha, see `functional.clamp_with_gradient`. None means no
+            bound.
 
     >>> import torch
     >>> q = MultiplicativeGaussian(alpha=0.25, per="layer")

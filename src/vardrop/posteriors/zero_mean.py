@@ -19,8 +19,11 @@ __all__ = ["ZeroMean"]
 class ZeroMean(Posterior):
     """w = sigma * noise with mean zero: everything is stored in the variance.
 
-    `noise` is `gaussian` (variance sigma^2), `sign` (+-sigma) or `uniform` (U(-sigma, sigma), so
-    variance sigma^2 / 3). The signed `sigma` starts at the weights that the layer had.
+    The signed `sigma` starts at the weights of the layer.
+
+    Args:
+        noise: `gaussian` (variance sigma^2), `sign` (+-sigma) or `uniform` (U(-sigma, sigma), so
+            variance sigma^2 / 3).
 
     >>> import torch
     >>> q = ZeroMean(noise="uniform")
@@ -44,7 +47,7 @@ class ZeroMean(Posterior):
         return "weight"
 
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
-        """sigma, one per weight, at the weights that the layer had."""
+        """sigma, one per weight, at the weights of the layer."""
         return {"sigma": to_float32_or_wider(weight.detach()).clone()}
 
     def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:

@@ -1,4 +1,4 @@
-"""Methods with noise on classes: heads in the place of the last linear layer."""
+"""Methods with noise on classes: heads instead of the last linear layer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,18 @@ from vardrop.recipes.recipe import HeadRecipe
 
 
 def dropmax(temperature: float = 0.1, inference: Literal["q", "p"] = "q") -> HeadRecipe:
-    """DropMax: learns which classes to drop for each example; `inference="p"` draws from the prior.
+    """DropMax: learns which classes to drop for each example.
 
-    The authors train with Adam, 1e-3, 1e-4 and 1e-5 by thirds, and a weight decay of 1e-4 on
-    everything but the two branches of the head, as `parameter_groups` does.
+    The authors train with Adam, with learning rates of 1e-3, 1e-4 and 1e-5 for a third of the
+    epochs each, and a weight decay of 1e-4 on all parameters except the two branches of the head,
+    as in `parameter_groups`.
+
+    Args:
+        temperature: of the relaxed masks.
+        inference: "q" predicts with the posterior, "p" with draws from the prior.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(5, 3), vd.dropmax())
@@ -45,7 +53,13 @@ def softmax() -> HeadRecipe:
 
 
 def sampled_softmax(fraction: float = 0.4) -> HeadRecipe:
-    """Softmax over the target and a uniform sample of the other classes, in training.
+    """In training, a softmax over the target and a uniform sample of the other classes.
+
+    Args:
+        fraction: the fraction of classes in a sample.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import vardrop as vd
     >>> vd.sampled_softmax(fraction=0.1).rule
@@ -57,7 +71,13 @@ def sampled_softmax(fraction: float = 0.4) -> HeadRecipe:
 
 
 def class_dropout(drop_rate: float = 0.6) -> HeadRecipe:
-    """Softmax with every class but the target dropped at one fixed rate, in training.
+    """In training, a softmax in which every class except the target is dropped at a fixed rate.
+
+    Args:
+        drop_rate: the probability that a class is dropped.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import vardrop as vd
     >>> vd.class_dropout(0.5).rule

@@ -22,6 +22,12 @@ from vardrop.recipes.recipe import Recipe, SwitchDropout
 def binary_dropout(drop_rate: float = 0.5) -> Recipe:
     """Binary dropout on the inputs of each layer, as a gate that can be switched.
 
+    Args:
+        drop_rate: the probability that an input is dropped.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
+
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.binary_dropout(0.2))
     >>> net.gate.noise.drop_rate
@@ -37,8 +43,16 @@ def recurrent_dropout(
 ) -> Recipe:
     """Dropout for recurrent layers: one mask per sequence, the same at every step.
 
-    It acts on the inputs and on the state of every layer of an LSTM, GRU or RNN; other layers stay
-    as they are. With `learned`, every recurrent layer learns its rate, from `drop_rate` on.
+    It acts on the inputs and on the state of every layer of an LSTM, GRU or RNN. Other layers are
+    unchanged.
+
+    Args:
+        drop_rate: the rate, or the initial rate if it is learned.
+        learned: whether every recurrent layer learns its rate.
+        length_scale: of the prior. None means 0.01 for learned rates, and no KL for fixed rates.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.LSTM(3, 2), vd.recurrent_dropout(0.2))
@@ -56,9 +70,17 @@ def recurrent_dropout(
 
 
 def standout(scale: float = 1.0, shift: float = 0.0) -> Recipe:
-    """Adaptive dropout: a unit is kept with probability sigmoid(scale x + shift) of its own x.
+    """Adaptive dropout: a unit with pre-activation x is kept with a probability that depends on x.
 
-    It gates the outputs of each layer, before a ReLU; leave out the last layer with `exclude`.
+    The probability is sigmoid(scale x + shift). The gate is on the outputs of each layer, before a
+    ReLU. Leave out the last layer with `exclude`.
+
+    Args:
+        scale: the factor of x.
+        shift: the shift. A larger one keeps more units.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import torch, vardrop as vd
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -71,12 +93,19 @@ def standout(scale: float = 1.0, shift: float = 0.0) -> Recipe:
 
 
 def mc_dropout(drop_rate: float | None = None, length_scale: float | None = None) -> SwitchDropout:
-    """Monte-Carlo dropout: the dropout that a trained net has becomes noise that can be switched.
+    """Monte-Carlo dropout: the existing dropout of a trained model becomes switchable noise.
 
-    Every dropout keeps its own rate: dropout modules, and dropout inside torch's attention and
-    recurrent layers and inside the modules of transformers. In a net without any, gates of
-    `drop_rate` are put before the layers that `include` names; with a prior `length_scale` they add
-    the KL of the paper, l^2 |W|^2 / (2 (1 - drop_rate)) for mean weights W.
+    Every dropout keeps its rate: dropout modules, dropout inside the attention and recurrent layers
+    of torch, and dropout inside the modules of transformers. In a model without dropout, gates are
+    put before the layers that `include` selects.
+
+    Args:
+        drop_rate: the rate of the gates in a model without dropout. None adds no gates.
+        length_scale: l of the prior. The gates then add the KL of the paper, l^2 |W|^2 / (2 (1 -
+            drop_rate)) for mean weights W.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import torch, vardrop as vd
     >>> net = torch.nn.Sequential(torch.nn.Dropout(0.2), torch.nn.Linear(3, 2))
@@ -84,7 +113,7 @@ def mc_dropout(drop_rate: float | None = None, length_scale: float | None = None
     torch.Size([1, 2])
 
     Gal & Ghahramani 2016, "Dropout as a Bayesian approximation", eq. 7. The authors' UCI runs use
-    rates of 0.005 to 0.1 before every layer, input included, and a length scale of 0.01.
+    rates of 0.005 to 0.1 before every layer, including the first, and a length scale of 0.01.
     """
     if drop_rate is None and length_scale is not None:
         raise VardropError(
@@ -99,10 +128,17 @@ def mc_dropout(drop_rate: float | None = None, length_scale: float | None = None
 def concrete_dropout(
     drop_rate: float = 0.1, length_scale: float = 1e-2, temperature: float | None = None
 ) -> Recipe:
-    """Dropout with one learned rate per layer, relaxed; spatial for convolutions.
+    """Dropout with one learned rate per layer, through a relaxed mask.
 
-    Start at `drop_rate`; `temperature` None means 0.1 for dense layers and 2/3 for channels.
-    Predict with the noise on: `vardrop.sampling`.
+    For convolutions there is one mask per channel.
+
+    Args:
+        drop_rate: the initial rate.
+        length_scale: of the prior.
+        temperature: of the relaxation. None means 0.1 for dense layers and 2/3 for channels.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.concrete_dropout(drop_rate=0.5))
@@ -117,13 +153,20 @@ def concrete_dropout(
 def beta_bernoulli(a: float = 0.3133, alpha: float = 1e-4) -> Recipe:
     """Beta-Bernoulli dropout: sparse gates on the inputs of dense layers and on channels.
 
-    The authors start from a pretrained net, with a learning rate of 1e-2 for the gates and 1e-3
-    for the weights (weight decay 1e-4); the gates' learning rate sets the trade-off between
-    sparsity and accuracy. They use a = 2.127 for VGG.
+    The authors start from a pretrained model, with a learning rate of 1e-2 for the gates and 1e-3
+    for the weights (weight decay 1e-4). The learning rate of the gates sets the trade-off between
+    sparsity and accuracy.
 
-    Expect the score to fall at the start, because a gate multiplies by E pi (0.24 at the default)
-    until the weights have followed, and units to go after tens of epochs. For a budget of MACs or
-    latency in a few epochs there is `vardrop.slim`.
+    The accuracy falls at the start, because a gate multiplies by E pi (0.24 by default) until the
+    weights have adapted. Units are removed after tens of epochs. For a budget of MACs or latency in
+    a few epochs, use `vardrop.slim`.
+
+    Args:
+        a: the initial a of the posterior. The authors use 2.127 for VGG.
+        alpha: of the prior. A small alpha favours closed gates.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.beta_bernoulli())
@@ -137,10 +180,18 @@ def beta_bernoulli(a: float = 0.3133, alpha: float = 1e-4) -> Recipe:
 
 
 def dependent_beta_bernoulli(joint: bool = False, shift: float = 1.0, std: float = 1.0) -> Recipe:
-    """Gates that open per input, on top of the Beta-Bernoulli gates of a trained net.
+    """Gates that depend on the input, on top of the Beta-Bernoulli gates of a trained model.
 
-    Convert with `beta_bernoulli()` and train, then convert again with this: the first gates are
-    frozen. `joint=True` converts a plain net and trains both together.
+    Convert with `beta_bernoulli()` and train, then convert again with this recipe. The first gates
+    are frozen.
+
+    Args:
+        joint: whether to convert a plain model and train both kinds of gates together.
+        shift: the initial shift of the activations.
+        std: the initial standard deviation of the shift.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.beta_bernoulli())  # and train
@@ -157,11 +208,17 @@ def dependent_beta_bernoulli(joint: bool = False, shift: float = 1.0, std: float
 def structured_pruning(log_sigma: float = -5.0) -> Recipe:
     """Structured Bayesian pruning: log-normal gates, pruned by their signal-to-noise ratio.
 
-    The authors start from a pretrained net; the gates begin within 1 % of one.
+    The authors start from a pretrained model. The initial gates differ from one by less than 1%.
 
-    Expect no unit to go in a few epochs: log sigma starts far from the threshold. The learning rate
-    of the noise decides how fast, and too high a one destroys the net. For a budget of MACs or
-    latency in a few epochs there is `vardrop.slim`.
+    No unit is removed in the first epochs, because log sigma starts far from the threshold. A
+    higher learning rate of the noise is faster, but too high a rate destroys the model. For a
+    budget of MACs or latency in a few epochs, use `vardrop.slim`.
+
+    Args:
+        log_sigma: the initial log standard deviation of the gates.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Conv2d(1, 3, 3), vd.structured_pruning())
@@ -175,18 +232,24 @@ def structured_pruning(log_sigma: float = -5.0) -> Recipe:
 
 
 def l0(penalty: float = 0.1, drop_rate: float = 0.05) -> Recipe:
-    """L0 regularisation: hard concrete gates and a price on every weight that stays.
+    """L0 regularisation: hard concrete gates and a penalty on every retained weight.
 
-    `penalty` is per weight, before the division by the number of data (authors: 0.1 on MNIST). The
-    gates start open, so that a trained net says what it said before; the authors start untrained
-    nets at a `drop_rate` of 0.2 to 0.5.
+    The gates start open, so the outputs of a trained model are unchanged at first.
 
-    Expect units to go only where the penalty outweighs the loss, after tens of epochs. For a budget
-    of MACs or latency in a few epochs there is `vardrop.slim`.
+    A unit is removed if the penalty outweighs its effect on the loss, after tens of epochs. For a
+    budget of MACs or latency in a few epochs, use `vardrop.slim`.
+
+    Args:
+        penalty: per weight, before the division by the number of data. The authors use 0.1 on
+            MNIST.
+        drop_rate: the initial rate. The authors start untrained models at 0.2 to 0.5.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.l0(penalty=1.0))
-    >>> bool(vd.kl(net) < 6)  # weights that are expected to stay
+    >>> bool(vd.kl(net) < 6)  # the expected number of retained weights
     True
 
     Louizos, Welling & Kingma 2018, "Learning sparse neural networks through L0 regularization",
@@ -196,13 +259,20 @@ def l0(penalty: float = 0.1, drop_rate: float = 0.05) -> Recipe:
 
 
 def bayesian_compression(log_sigma2: float = -9.0, threshold: float = -3.0) -> Recipe:
-    """Group normal-Jeffreys gates on units beside Gaussian weights under N(0, 1).
+    """Bayesian compression: normal-Jeffreys gates on units, and Gaussian weights under N(0, 1).
 
-    A unit is removed where log alpha of its gate is above `threshold` (authors: -2.8 to -5,
-    chosen by layer). They keep the variances of the first layer's weights at or below 0.04.
+    The authors keep the variances of the weights of the first layer at or below 0.04.
 
-    Expect fewer bytes, and units to go after tens of epochs. For a budget of MACs or latency in a
-    few epochs there is `vardrop.slim`.
+    The method reduces bytes, and removes units after tens of epochs. For a budget of MACs or
+    latency in a few epochs, use `vardrop.slim`.
+
+    Args:
+        log_sigma2: the initial log variance of weights and gates.
+        threshold: a unit is removed if log alpha of its gate is above it. The authors chose -2.8 to
+            -5, by layer.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.bayesian_compression())

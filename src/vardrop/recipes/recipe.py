@@ -7,20 +7,19 @@ from dataclasses import dataclass
 
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
-from vardrop.estimators import Estimator, local_reparameterization
+from vardrop.estimators import Estimator, check_method, local_reparameterization
 from vardrop.gates import FeatureNoise
 from vardrop.heads import ClassRule
-from vardrop.layers.base import check_method
 from vardrop.posteriors import Posterior
 from vardrop.priors import Prior
 
 
 @dataclass(frozen=True)
 class BaseRecipe(Value, ABC):
-    """A method as a value, of any kind: what `convert`, `plan` and `fit` take.
+    """A method as a value of any kind, for `convert`, `plan` and `fit`.
 
     `Recipe` puts noise on the weights and features of layers, `HeadRecipe` on classes, and
-    `SwitchDropout` takes the dropout that a net has.
+    `SwitchDropout` uses the existing dropout of a model.
     """
 
 
@@ -29,8 +28,8 @@ class Recipe(BaseRecipe):
     """Noise on weights and features: posterior and prior of the weights, estimator, gate.
 
     Args:
-        posterior: of the weights; None leaves them as they are.
-        prior: of the weights; None for a method without a KL.
+        posterior: of the weights. None leaves them without noise.
+        prior: of the weights. None is for a method without a KL.
         estimator: how the noise of the weights is drawn.
         gate: noise on the inputs or outputs of each layer.
         noisy_bias: whether the biases have the posterior and the prior too.
@@ -63,7 +62,10 @@ class Recipe(BaseRecipe):
 
 @dataclass(frozen=True)
 class HeadRecipe(BaseRecipe):
-    """Noise on classes: a `Head` with this rule in the place of the last linear layer.
+    """Noise on classes: a `Head` with this rule instead of the last linear layer.
+
+    Args:
+        rule: how the head turns logits into probabilities.
 
     >>> import vardrop as vd
     >>> vd.dropmax() == vd.HeadRecipe(vd.heads.DropMaxRule())
@@ -75,11 +77,11 @@ class HeadRecipe(BaseRecipe):
 
 @dataclass(frozen=True)
 class SwitchDropout(BaseRecipe):
-    """The dropout that a net has, each with its own rate, as noise that can be switched.
+    """The existing dropout of a model, with its rates, as switchable noise.
 
     Args:
-        gate: what is put before the layers of a net without any dropout; None leaves such a net
-            alone.
+        gate: noise before the layers of a model without dropout. None leaves such a model
+            unchanged.
 
     >>> import vardrop as vd
     >>> vd.mc_dropout(0.1) == vd.SwitchDropout(vd.BinaryDropout(0.1))

@@ -29,9 +29,17 @@ def bayes_by_backprop(
 ) -> Recipe:
     """Bayes by Backprop: N(mu, sigma^2) weights against N(0, 1), or any other prior.
 
-    The authors draw one weight sample per batch (`estimator=weight_sample`), a scale mixture prior
-    (`prior=MonteCarlo(ScaleMixture())`) and softplus(rho) with rho in (-5, -4), so log sigma^2
-    near -9. Here local reparameterisation is the default, for its smaller gradient variance.
+    The authors use one weight sample per batch (`estimator=weight_sample`), a scale mixture prior
+    (`prior=MonteCarlo(ScaleMixture())`) and sigma = softplus(rho) with rho in (-5, -4), so log
+    sigma^2 is near -9. Local reparameterisation is the default, for its smaller gradient variance.
+
+    Args:
+        prior: of the weights. None uses N(0, 1).
+        log_sigma2: the initial log variance of the weights.
+        estimator: how the noise is drawn.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.bayes_by_backprop(prior=vd.Normal(std=0.1)))
@@ -46,8 +54,15 @@ def bayes_by_backprop(
 def gaussian_dropout(drop_rate: float = 0.5, kind: Literal["A", "B"] = "A") -> Recipe:
     """Gaussian dropout with a fixed rate, alpha = drop_rate / (1 - drop_rate).
 
-    `A` multiplies the inputs by N(1, alpha); `B` draws the pre-activation N(x w, alpha x^2 w^2).
+    `A` multiplies the inputs by N(1, alpha). `B` draws the pre-activation N(x w, alpha x^2 w^2).
     The authors use drop rate 0.5 on hidden units and 0.2 on the input.
+
+    Args:
+        drop_rate: above 0 and below 1.
+        kind: "A" for noise on the inputs, "B" for noise on the weights.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import vardrop as vd
     >>> vd.gaussian_dropout(0.2).gate.alpha
@@ -70,12 +85,23 @@ def variational_dropout(
     max_alpha: float | None = 1.0,
     prior: Prior | None = None,
 ) -> Recipe:
-    """Gaussian dropout whose rates are learned, by the KL to a log-uniform prior.
+    """Gaussian dropout with learned rates, through the KL to a log-uniform prior.
 
-    `A`: noise on the inputs, alpha `per` "input" or "layer", KL once per unit. `A2`: A with a third
-    of the KL. `B`: noise on the weights, alpha `per` "weight", "input", "output" or "layer".
-    Alpha starts at drop_rate / (1 - drop_rate) (authors: 0.5 hidden, 0.2 input) and is bounded by
-    `max_alpha` (authors: 1; None lets it grow, which leads to variance networks).
+    `A` has noise on the inputs, and its KL counts once per unit. `A2` is `A` with a third of the
+    KL. `B` has noise on the weights.
+
+    Args:
+        kind: "A", "A2" or "B".
+        per: which weights share an alpha. "weight", "input", "output" or "layer" for B, "input" or
+            "layer" for A.
+        drop_rate: alpha starts at drop_rate / (1 - drop_rate). The authors use 0.5 for hidden units
+            and 0.2 for inputs.
+        max_alpha: the upper bound of alpha. The authors use 1. With None alpha can grow, which
+            leads to variance networks.
+        prior: of the weights. None uses `LogUniform()`.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import vardrop as vd
     >>> vd.variational_dropout(drop_rate=0.2).posterior.alpha
@@ -109,16 +135,24 @@ def sparse_vd(
     form: Literal["exact", "sigmoid", "bound"] = "exact",
     train_clip: float | None = None,
 ) -> Recipe:
-    """Sparse variational dropout: additive noise, log-uniform prior; prune where log alpha > 3.
+    """Sparse variational dropout: additive noise and a log-uniform prior.
 
-    The authors start at log sigma^2 = -10 (-15 from a pretrained VGG), with a KL warm-up, and use
-    the sigmoid form of the KL; the exact one is the default here. Their code also draws weights
-    with log alpha of 3 or more around zero while it trains (`train_clip=3.0`), which prunes faster:
-    the data no longer hold such means up. After 24 epochs of LeNet-300-100 the compression was 59
-    instead of 33 times.
+    Weights with log alpha above 3 are pruned. The authors start at log sigma^2 = -10 (-15 from a
+    pretrained VGG), with a KL warm-up, and use the sigmoid form of the KL. Their code also draws
+    weights with log alpha of 3 or more around zero during training (`train_clip=3.0`). This prunes
+    faster, because the data term no longer supports such means: after 24 epochs of LeNet-300-100
+    the compression was 59 times instead of 33 times.
 
-    Expect fewer bytes (`vardrop.pack`), not less latency: single weights go and seldom whole units,
-    so that the MACs stay. For a budget of MACs or latency there is `vardrop.slim`.
+    The method reduces bytes (`vardrop.pack`), but not latency, because it removes single weights
+    and seldom whole units. For a budget of MACs or latency, use `vardrop.slim`.
+
+    Args:
+        log_sigma2: the initial log variance of the weights.
+        form: of the KL.
+        train_clip: the log alpha from which weights are drawn around zero in training, or None.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.sparse_vd())
@@ -132,9 +166,16 @@ def sparse_vd(
 
 
 def ard(log_sigma2: float = -10.0) -> Recipe:
-    """Automatic relevance determination: as sparse VD, with the prior's precisions fitted.
+    """Automatic relevance determination: sparse VD with a normal prior of fitted precisions.
 
-    KL = 1/2 log(1 + theta^2 / sigma^2); a proper prior, the same behaviour for large alpha.
+    KL = 1/2 log(1 + theta^2 / sigma^2). The prior is proper, and for large alpha the KL behaves
+    like the KL of sparse VD.
+
+    Args:
+        log_sigma2: the initial log variance of the weights.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.ard())
@@ -147,10 +188,17 @@ def ard(log_sigma2: float = -10.0) -> Recipe:
 
 
 def variance_layer(noise: Noise = "gaussian", estimator: Estimator | None = None) -> Recipe:
-    """A variance layer: weights of mean zero, everything in the variance, no KL.
+    """Variance layer: weights of mean zero, which store everything in their variance, and no KL.
 
-    Gaussian noise is drawn by local reparameterisation, `sign` and `uniform` noise by flipout
-    (the authors draw one weight sample per batch). sigma starts at the layer's weights.
+    sigma starts at the weights of the layer. The authors draw one weight sample per batch.
+
+    Args:
+        noise: "gaussian", "sign" or "uniform".
+        estimator: how the noise is drawn. None uses local reparameterisation for Gaussian noise,
+            and flipout for other noise.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.variance_layer())
@@ -164,7 +212,14 @@ def variance_layer(noise: Noise = "gaussian", estimator: Estimator | None = None
 
 
 def dropconnect(drop_rate: float = 0.5, estimator: Estimator = weight_sample) -> Recipe:
-    """DropConnect: every weight dropped on its own, with a fixed rate.
+    """DropConnect: each weight is dropped independently, with a fixed rate.
+
+    Args:
+        drop_rate: the probability that a weight is dropped.
+        estimator: how the noise is drawn.
+
+    Returns:
+        The recipe, for `convert`, `plan` and `fit`.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.dropconnect(0.2))

@@ -23,7 +23,14 @@ from vardrop.recipes import HeadRecipe, Recipe, SwitchDropout
 
 
 class Layer(NamedTuple):
-    """A plain layer to convert: how to make it, and the shapes of its inputs."""
+    """A plain layer to convert: how to make it, and the shapes of its inputs.
+
+    Args:
+        make: makes the layer.
+        shapes: of the inputs.
+        indices: if not None, the inputs are indices below this number.
+        same: whether all inputs are one tensor.
+    """
 
     make: Callable[[], nn.Module]
     shapes: tuple[tuple[int, ...], ...]

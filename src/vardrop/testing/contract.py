@@ -37,8 +37,8 @@ def _out(layer: Callable[..., Any], inputs: Inputs) -> Tensor:
     return _first(layer(*inputs))
 
 
-def _first(output: Any) -> Tensor:
-    return output if isinstance(output, Tensor) else output[0]  # type: ignore[no-any-return]
+def _first(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return output if isinstance(output, Tensor) else output[0]
 
 
 def _torch_can(action: Callable[[], object]) -> bool:
@@ -266,20 +266,20 @@ def check_compile(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     layer = _noisy(make, recipe)
     elbo = ELBO(layer, lambda out, _: _first(out).square().mean(), num_data=10)
     torch.compiler.reset()
-    graphs: list[Any] = []
+    graphs: list[torch.fx.GraphModule] = []
 
-    def backend(graph: Any, example: Any) -> Any:
+    def backend(graph: torch.fx.GraphModule, example: list[Tensor]) -> Callable[..., Any]:
         graphs.append(graph)
         return graph.forward
 
     if len(inputs) == 1:
-        compiled: Any = torch.compile(elbo, fullgraph=True, backend=backend)
+        compiled = torch.compile(elbo, fullgraph=True, backend=backend)
         for beta in (1.0, 0.5):
             elbo.set_beta(beta)
             compiled(inputs[0], None).loss.backward()
         assert len(graphs) == 1, f"{len(graphs)} graphs for two training steps"
     graphs.clear()
-    evaluated: Any = torch.compile(layer.eval(), fullgraph=True, backend=backend)
+    evaluated = torch.compile(layer.eval(), fullgraph=True, backend=backend)
     for _ in range(2):
         same = torch.equal(_out(evaluated, inputs), _out(layer, inputs))
         assert same, "the compiled mean differs"
@@ -365,6 +365,11 @@ CHECKS: dict[str, Check] = {
 
 def check_layer(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """Run every check on one plain layer under one recipe.
+
+    Args:
+        make: makes the plain layer.
+        inputs: of the layer.
+        recipe: the method.
 
     >>> import torch, vardrop as vd
     >>> from vardrop.testing import check_layer

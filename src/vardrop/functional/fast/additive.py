@@ -20,13 +20,18 @@ import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop._core.torch_private import in_checkpoint, in_forward_mode, in_transform
+from vardrop._core.torch_private import (
+    FunctionContext,
+    in_checkpoint,
+    in_forward_mode,
+    in_transform,
+)
 from vardrop.functional.elementwise import log_square
 from vardrop.functional.fast import switch
 
@@ -54,6 +59,13 @@ def keep_layout(x: Tensor, like: Tensor) -> Tensor:
 
     With one channel two layouts have the same strides, and torch may pick the other one. A
     convolution follows the layout of its arguments, and sums of two layouts are slow.
+
+    Args:
+        x: a tensor with the shape of `like`.
+        like: the tensor with the memory layout.
+
+    Returns:
+        x, or a view of it.
     """
     if x.dim() == 4 and x.shape[1] == 1 and like.stride(1) == 1 != x.stride(1):
         return x.squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
@@ -178,11 +190,13 @@ class _CompiledKL(torch.autograd.Function):
         return _kl_from_logs(weight, _variance(log_sigma2), log_sigma2).sum()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+    def setup_context(
+        ctx: FunctionContext, inputs: tuple[Tensor, Tensor, bool], output: Tensor
+    ) -> None:
         ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: FunctionContext, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         weight, log_sigma2 = ctx.saved_tensors
         return *_kl_gradients(weight, _variance(log_sigma2), grad), None
 
@@ -196,6 +210,11 @@ class AdditiveWeights(NamedTuple):
     """The mean and the variance of weights, and a zero with the gradient of their KL.
 
     Use the tensors in products only, because the backward pass writes into their gradients.
+
+    Args:
+        mean: of the weights.
+        variance: of the weights.
+        kl_gradient: a zero with the gradient of the KL.
     """
 
     mean: Tensor
@@ -233,7 +252,9 @@ class _AdditiveWeights(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, log_sigma2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: FunctionContext, weight: Tensor, log_sigma2: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         variance = log_sigma2.exp()
         ctx.save_for_backward(weight, variance)
         ctx.set_materialize_grads(False)
@@ -241,7 +262,10 @@ class _AdditiveWeights(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, to_mean: Tensor | None, to_variance: Tensor | None, to_kl: Tensor | None
+        ctx: FunctionContext,
+        to_mean: Tensor | None,
+        to_variance: Tensor | None,
+        to_kl: Tensor | None,
     ) -> tuple[Tensor | None, Tensor | None]:
         weight, variance = ctx.saved_tensors
         if to_kl is None:
@@ -302,6 +326,13 @@ def shared_weights(weight: Tensor, log_sigma2: Tensor) -> AdditiveWeights | None
 
     A pass without gradients uses stored tensors but stores none, because a later pass with
     gradients would use them. Activation checkpointing runs the layer again after the step.
+
+    Args:
+        weight: the means.
+        log_sigma2: the log variances.
+
+    Returns:
+        The shared tensors, or None.
     """
     if _step.computed is None or in_checkpoint():
         return None

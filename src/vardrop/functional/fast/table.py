@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +24,8 @@ class FastPath(NamedTuple):
             with torch 2.13 on one thread: processor time, median of 9 interleaved rounds.
     """
 
-    run: Callable[..., Any]
-    reference: Callable[..., Any]
+    run: Callable[..., Tensor | tuple[Tensor, ...] | None]
+    reference: Callable[..., Tensor | tuple[Tensor, ...]]
     benchmark: str
     factor: float
 
