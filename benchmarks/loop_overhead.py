@@ -19,7 +19,7 @@ import torch
 import vardrop as vd
 from nets import mlp
 from vardrop.app.runs import Recorder
-from vardrop.app.runs.callbacks import RunCallback
+from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.tuning import Loop
 
 STEPS, BATCH = 40, 100  # short turns, so that a slow moment of the machine hits all alike

@@ -28,7 +28,7 @@ import torch
 from sklearn.neural_network import MLPRegressor
 
 import vardrop as vd
-from vardrop.app.runs.callbacks import RunCallback
+from vardrop.app.runs.run_callbacks import RunCallback
 
 ROWS, COLUMNS, TIMES = 100_000, 21, 3.0
 HERE = Path(__file__).parent

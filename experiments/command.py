@@ -50,7 +50,7 @@ from experiments.runner import (
 )
 from experiments.trainings import ProgressCallback
 from experiments.verdicts import load_items
-from vardrop.app.runs.callbacks import on_terminal
+from vardrop.app.runs.run_callbacks import on_terminal
 
 # What descriptions may name; another experiment is a function here and a TOML file.
 FUNCTIONS: dict[str, Function] = {

@@ -26,7 +26,7 @@ from vardrop._core.errors import VardropError, import_optional
 from vardrop.app.data import DATASETS, data_directory, read_table
 from vardrop.app.data.preprocessing import Task
 from vardrop.app.runs import Run, fit, load_run, resume
-from vardrop.app.runs.callbacks import RunCallback
+from vardrop.app.runs.run_callbacks import RunCallback
 
 _NEVER = 10**9  # a patience that does not end: the best epoch of all is kept
 _SURE = 1.96

@@ -24,9 +24,9 @@ from torch import nn
 import vardrop as vd
 from vardrop._core.files import read_tensors, with_checksum, write_tensors
 from vardrop.app.runs import fit, load_run
-from vardrop.app.runs.callbacks import RunCallback
-from vardrop.app.runs.predict import write_predictions
+from vardrop.app.runs.predictions import write_predictions
 from vardrop.app.runs.recorder import read_checkpoint
+from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.store import read_run
 from vardrop.compression import load, pack, save, unpack
 

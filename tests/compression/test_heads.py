@@ -8,7 +8,7 @@ import vardrop as vd
 from tests.compression.nets import Classifier
 from tests.refusals import assert_refused
 from vardrop.compression import zero_pruned_weights
-from vardrop.compression.modules.attention import SlimAttention
+from vardrop.compression.modules.pruned_attention import SlimAttention
 
 
 def sentences():

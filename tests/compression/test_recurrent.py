@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 import vardrop as vd
 from tests.refusals import assert_refused
-from vardrop.compression.modules.recurrent import Unrolled
+from vardrop.compression.modules.pruned_recurrent import Unrolled
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 LAYERS = {

@@ -44,7 +44,7 @@ def test_reference_switches_all_of_them_off():
     with vd.reference(), vd.reference():
         assert not switch.enabled
         assert additive.additive_weights(*WEIGHTS) is None
-        assert not F.fast.normal.can_look_up(WEIGHTS[0])
+        assert not F.fast.normal_table.can_look_up(WEIGHTS[0])
         mean, variance, noise = (t.clone().requires_grad_() for t in OUTPUTS)
         assert "Addcmul" in F.gaussian_output(mean, variance, noise).grad_fn.name()
     assert switch.enabled

@@ -8,7 +8,7 @@ from scipy.stats import poisson
 
 from tests.z_scores import FAMILY_WISE, assert_mean, assert_variance
 from vardrop.functional import GeneratorNoise, draw_from, standard_normal
-from vardrop.functional.fast.normal import _NORMALS, _TAIL, MIN_COUNT
+from vardrop.functional.fast.normal_table import _NORMALS, _TAIL, MIN_COUNT
 
 _LIKE = torch.zeros(())
 

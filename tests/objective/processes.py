@@ -19,7 +19,7 @@ def _worker(rank, function, size, folder, arguments):
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     # Imported before there is a group, or its default arguments keep the group, and the threads of
-    # gloo outlive the interpreter (see `vardrop.app.runs.processes.join_processes`).
+    # gloo outlive the interpreter (see `vardrop.app.runs.distributed.join_processes`).
     importlib.import_module("torch.distributed.nn.functional")
     store = f"file://{folder}/store-{size}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)

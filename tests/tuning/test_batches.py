@@ -8,7 +8,7 @@ from tests.refusals import assert_refused
 from tests.tuning.shared import After, adam, data, objective, same
 from vardrop._core.processes import World
 from vardrop.app.runs import Recorder
-from vardrop.app.runs.callbacks import ProgressBar
+from vardrop.app.runs.run_callbacks import ProgressBar
 from vardrop.tuning import Loop, Position, train
 from vardrop.tuning.batches import StreamBatches
 

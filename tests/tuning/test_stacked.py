@@ -9,7 +9,7 @@ from torch import nn
 import vardrop as vd
 from tests.nets import Parts
 from vardrop.app.runs import fit
-from vardrop.app.runs.callbacks import RunCallback
+from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.objective import parameter_groups
 from vardrop.tuning import NotFiniteError, Position, minimize
 from vardrop.tuning.stacked import StackedTraining

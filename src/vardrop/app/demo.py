@@ -9,8 +9,8 @@ from rich.table import Table
 
 from vardrop.app.report import report
 from vardrop.app.runs import Run, compress, evaluate, fit
-from vardrop.app.runs.callbacks import ProgressBar, RunCallback, on_terminal
 from vardrop.app.runs.config import free_directory, prepare
+from vardrop.app.runs.run_callbacks import ProgressBar, RunCallback, on_terminal
 from vardrop.recipes import sparse_vd
 
 _NET, _OOD = "lenet5", "photos"

@@ -37,7 +37,7 @@ from vardrop.app.data import Part
 from vardrop.app.data.inputs import free_name
 from vardrop.app.data.preprocessing import Task
 from vardrop.app.runs import fit
-from vardrop.app.runs.callbacks import ProgressBar, RunCallback
+from vardrop.app.runs.run_callbacks import ProgressBar, RunCallback
 from vardrop.app.runs.compress import shrink_model
 from vardrop.app.runs.run import Model, predict_tensor
 from vardrop.app.store import reading

@@ -15,7 +15,7 @@ from vardrop._core.errors import VardropError
 from vardrop.compression import layer_views
 from vardrop.compression.layer_views import replace_module, replace_tensor
 from vardrop.compression.mask import decompose_layers, recompose_layers
-from vardrop.compression.modules.attention import SlimAttention
+from vardrop.compression.modules.pruned_attention import SlimAttention
 from vardrop.compression.modules.select import Lookup, Select
 from vardrop.compression.probes import CODE_ERRORS, Inputs, Probes, run
 from vardrop.compression.remove_units import Removal, cut_out, data_flow, keep_equal_widths

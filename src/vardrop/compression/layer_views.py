@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
-from vardrop.compression.modules.recurrent import Recurring
+from vardrop.compression.modules.pruned_recurrent import Recurring
 from vardrop.compression.modules.select import Scale
 
 

@@ -16,8 +16,8 @@ from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.integrations import load_integration
 from vardrop.compression.layer_views import join_name, parameter_owners, replace_module
-from vardrop.compression.modules.attention import SlimAttention
-from vardrop.compression.modules.recurrent import Unrolled
+from vardrop.compression.modules.pruned_attention import SlimAttention
+from vardrop.compression.modules.pruned_recurrent import Unrolled
 from vardrop.compression.modules.select import Scale
 from vardrop.functional import to_float32_or_wider
 from vardrop.gates import Gate, SwitchableDropout, per_unit

@@ -22,8 +22,8 @@ from vardrop.compression.layer_views import (
     settle_sizes,
     unit_modules,
 )
-from vardrop.compression.modules.attention import SlimAttention
-from vardrop.compression.modules.recurrent import RecurrentOutput, Recurring, Unrolled
+from vardrop.compression.modules.pruned_attention import SlimAttention
+from vardrop.compression.modules.pruned_recurrent import RecurrentOutput, Recurring, Unrolled
 from vardrop.compression.modules.select import Scale
 from vardrop.compression.probes import Inputs, PlainAttention, hooks, run
 from vardrop.compression.trace_units import remove_marks

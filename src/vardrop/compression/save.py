@@ -36,8 +36,8 @@ from vardrop.compression.layer_views import (
     settle_sizes,
     view_of,
 )
-from vardrop.compression.modules.attention import SlimAttention
-from vardrop.compression.modules.recurrent import resize_recurrent
+from vardrop.compression.modules.pruned_attention import SlimAttention
+from vardrop.compression.modules.pruned_recurrent import resize_recurrent
 from vardrop.compression.modules.select import Lookup, Scale, Select, selecting
 from vardrop.compression.sparse import SparseLinear
 from vardrop.layers import NOISY_TYPES

@@ -28,7 +28,7 @@ from vardrop.compression.layer_views import (
     parameter_owners,
     unit_modules,
 )
-from vardrop.compression.modules.recurrent import Recurring
+from vardrop.compression.modules.pruned_recurrent import Recurring
 from vardrop.compression.probes import CODE_ERRORS, Inputs, PlainAttention, hooks, run
 from vardrop.compression.units import TO_THE_OUTPUT, DisjointSets, Place, Unit, UnitGraph
 

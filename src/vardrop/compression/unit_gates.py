@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
 from vardrop.compression.layer_views import AffineView, affine_layers, join_name, unit_modules
-from vardrop.compression.modules.recurrent import Unrolled
+from vardrop.compression.modules.pruned_recurrent import Unrolled
 from vardrop.compression.probes import Inputs, hooks
 from vardrop.compression.trace_units import trace_units
 from vardrop.compression.units import TO_THE_OUTPUT, DisjointSets, Place, Unit, UnitGraph

@@ -27,7 +27,7 @@ from vardrop._core.torch_private import (
     save_modes,
     schema,
 )
-from vardrop.functional.fast import normal
+from vardrop.functional.fast import normal_table
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -225,8 +225,8 @@ def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
     if is_sharded(like):
         return _spread(standard_normal, shape, like)
     drawer, count = None if source.seed is None else generator(like.device), math.prod(shape)
-    if count >= normal.MIN_COUNT and normal.can_look_up(like):
-        return normal.look_up(count, drawer).view(shape)
+    if count >= normal_table.MIN_COUNT and normal_table.can_look_up(like):
+        return normal_table.look_up(count, drawer).view(shape)
     if drawer is None:  # torch takes no dynamic shape together with a generator argument
         return torch.randn(shape, dtype=like.dtype, device=like.device)
     return torch.randn(shape, dtype=like.dtype, device=like.device, generator=drawer)

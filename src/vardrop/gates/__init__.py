@@ -15,7 +15,7 @@ from vardrop.gates.functional_dropout import (
     register_functional_dropout as register_functional_dropout,
 )
 from vardrop.gates.functional_dropout import switched_class as switched_class
-from vardrop.gates.gaussian import GaussianDropout as GaussianDropout
+from vardrop.gates.gaussian_dropout import GaussianDropout as GaussianDropout
 from vardrop.gates.hard_concrete import HardConcrete as HardConcrete
 from vardrop.gates.log_normal import LogNormal as LogNormal
 from vardrop.gates.normal_jeffreys import NormalJeffreys as NormalJeffreys

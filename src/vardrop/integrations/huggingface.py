@@ -7,6 +7,7 @@ The Trainer is in `trainer.py`.
 from __future__ import annotations
 
 from vardrop._core.errors import VardropError, import_optional
+from vardrop._core.values import Json
 
 import_optional("transformers", "huggingface")
 
@@ -214,7 +215,7 @@ def is_adapted(model: nn.Module) -> bool:
     return peft is not None and isinstance(model, peft.PeftModel)
 
 
-def write_noise(model: nn.Module, path: str | os.PathLike[str], **extra: object) -> None:
+def write_noise(model: nn.Module, path: str | os.PathLike[str], **extra: Json) -> None:
     """Write the noise of a model next to its means, with the checksums of their files.
 
     The checksums reveal an interrupted save.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vardrop._core.checks import check_choice, check_integer
-from vardrop.metrics.checks import check_classification, check_weight
+from vardrop.metrics.validate import check_classification, check_weight
 
 Scheme = Literal["width", "mass"]
 

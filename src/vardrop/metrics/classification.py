@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.nn.functional import nll_loss, one_hot
 
-from vardrop.metrics.checks import check_classification, weighted_mean
+from vardrop.metrics.validate import check_classification, weighted_mean
 
 
 def accuracy(probs: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:

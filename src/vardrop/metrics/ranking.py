@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vardrop.metrics.calibration import bin_mean
-from vardrop.metrics.checks import check_shape, check_values
+from vardrop.metrics.validate import check_shape, check_values
 
 
 def auroc(scores_in: Tensor, scores_out: Tensor) -> Tensor:

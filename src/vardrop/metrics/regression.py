@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vardrop._core.errors import VardropError
-from vardrop.metrics.checks import check_shape, check_values, weighted_mean
+from vardrop.metrics.validate import check_shape, check_values, weighted_mean
 
 
 def crps_gaussian(mean: Tensor, std: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:

@@ -1,6 +1,6 @@
 """Prediction: predictors, function draws, calibration and conformal sets."""
 
-from vardrop.prediction.calibration import (
+from vardrop.prediction.calibrate import (
     apply_temperature as apply_temperature,
     calibrate as calibrate,
     fit_log_scale as fit_log_scale,

@@ -11,7 +11,7 @@ from tests.refusals import assert_refused
 from vardrop.app.data import Roles, load_dataset, register_dataset
 from vardrop.app.data.splits import Part, fold_numbers, split_rows
 from vardrop.app.runs import fit, held_out, load_run, resume
-from vardrop.app.runs.callbacks import RunCallback
+from vardrop.app.runs.run_callbacks import RunCallback
 
 QUIET = {"callback": RunCallback(), "epochs": 1, "batch_size": 16, "folds": 1, "compare": False}
 

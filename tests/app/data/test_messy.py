@@ -13,8 +13,8 @@ from tests.refusals import assert_refused
 from vardrop.app.data import describe, load_dataset
 from vardrop.app.data.preprocessing import CategoryColumn, DateColumn, NumberColumn
 from vardrop.app.runs import evaluate_rows, fit, load_run
-from vardrop.app.runs.callbacks import RunCallback
 from vardrop.app.runs.models import build_net
+from vardrop.app.runs.run_callbacks import RunCallback
 
 ROWS = 60
 

@@ -17,7 +17,7 @@ import torch
 import torch._dynamo  # an optimizer's first step would import it in every life
 
 from vardrop.app.runs import fit, resume
-from vardrop.app.runs.callbacks import RunCallback
+from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.recipes import sparse_vd
 
 SETTINGS = {"epochs": 10, "pretrain": 1, "batch_size": 16, "lr": 1e-2, "folds": 2}

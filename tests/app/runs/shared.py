@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.app.runs.processes import join_processes
+from vardrop.app.runs.distributed import join_processes
 from vardrop.tuning import Loop
 
 

@@ -14,8 +14,8 @@ from tests.tuning.shared import After
 from vardrop._core import files
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop.app.runs import Recorder, read_history
-from vardrop.app.runs.callbacks import RunCallback
 from vardrop.app.runs.checkpoint import load_module, load_optimizer, optimizer_tensors
+from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.tuning import Loop, NotFiniteError, Position
 
 

@@ -15,7 +15,7 @@ from vardrop._core.errors import VardropError
 from vardrop.app.data import load_dataset
 from vardrop.app.data.splits import with_class_weight
 from vardrop.app.runs import Settings, evaluate_rows, fit, load_run, resume
-from vardrop.app.runs.callbacks import RunCallback
+from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.runs.scores import number_scores
 
 QUICK = {"folds": 1, "beta": 0.1, "compare": False, "callback": RunCallback()}

@@ -14,7 +14,7 @@ import vardrop as vd
 from tests.refusals import assert_refused
 from vardrop._core.files import read_tensors, with_checksum, write_tensors
 from vardrop.app.runs import evaluate, fit, load_run, resume
-from vardrop.app.runs.callbacks import RunCallback
+from vardrop.app.runs.run_callbacks import RunCallback
 
 QUICK = {"epochs": 2, "batch_size": 32, "folds": 1, "beta": 0.3, "compare": False}
 

@@ -19,7 +19,7 @@ from vardrop.app.data import load_dataset
 from vardrop.app.data.onnx_graph import with_preprocessing
 from vardrop.app.data.preprocessing import CategoryColumn, DateColumn, NumberColumn, to_days
 from vardrop.app.runs import compress, export_run, fit, load_run
-from vardrop.app.runs.callbacks import RunCallback
+from vardrop.app.runs.run_callbacks import RunCallback
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

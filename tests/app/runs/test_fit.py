@@ -14,8 +14,8 @@ from vardrop._core.files import read_tensors, with_checksum
 from vardrop.app import runs
 from vardrop.app.data import load_dataset
 from vardrop.app.runs import build_net, compress, fit, load_run, resume
-from vardrop.app.runs.callbacks import RunCallback
 from vardrop.app.runs.config import command
+from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.testing import RECURRENT
 from vardrop.tuning import NotFiniteError
 

@@ -15,7 +15,6 @@ from tests.app.runs.test_nothing_lost import same_tensors
 from tests.refusals import assert_refused
 from vardrop.app.data import Part
 from vardrop.app.runs import Settings, evaluate, evaluate_rows, fit, load_run, resume
-from vardrop.app.runs.callbacks import RunCallback
 from vardrop.app.runs.held_out import (
     Choice,
     HeldOutPrediction,
@@ -23,6 +22,7 @@ from vardrop.app.runs.held_out import (
     fold_pairs,
     score_held_out,
 )
+from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.prediction import predict
 
 QUIET = {"callback": RunCallback(), "batch_size": 32}

@@ -18,8 +18,8 @@ from vardrop._core.files import read_tensors, with_checksum
 from vardrop.app import runs
 from vardrop.app.data import datasets as catalog, splits
 from vardrop.app.runs import compress, fit, load_run, resume
-from vardrop.app.runs.callbacks import RunCallback
 from vardrop.app.runs.config import working
+from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.store import read_run
 from vardrop.tuning import NotFiniteError
 

@@ -10,7 +10,7 @@ from tests.app.cli.calling import call, printed
 from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.app.runs import evaluate_rows, fit, load_run
-from vardrop.app.runs.callbacks import RunCallback
+from vardrop.app.runs.run_callbacks import RunCallback
 
 QUICK = {"epochs": 3, "folds": 1, "beta": 1.0, "compare": False, "callback": RunCallback()}
 

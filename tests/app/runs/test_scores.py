@@ -12,8 +12,8 @@ from sklearn import metrics as sklearn
 from tests.refusals import assert_refused
 from vardrop.app.cli import printing
 from vardrop.app.runs import evaluate, fit, load_run
-from vardrop.app.runs.callbacks import RunCallback
 from vardrop.app.runs.held_out import Choice
+from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.runs.scores import class_scores, constant, majority, number_scores
 
 G = torch.Generator().manual_seed(0)

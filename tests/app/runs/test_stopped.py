@@ -11,7 +11,7 @@ from tests.refusals import assert_refused
 from vardrop._core.files import remove
 from vardrop.app.report import report
 from vardrop.app.runs import evaluate, fit, load_run
-from vardrop.app.runs.callbacks import RunCallback
+from vardrop.app.runs.run_callbacks import RunCallback
 
 QUICK = {"epochs": 6, "batch_size": 32, "lr": 1e-2, "folds": 2, "compare": False}
 SAVING = {"checkpoint_seconds": 0.0}  # a checkpoint after every step

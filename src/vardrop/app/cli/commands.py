@@ -25,11 +25,11 @@ from vardrop.app.cli import options as o, printing
 from vardrop.app.cli.config_file import import_modules
 from vardrop.app.cli.options import Fraction, MaybePath, MaybeText, MaybeTexts
 from vardrop.app.data import DATASETS, OUT_OF_DISTRIBUTION
-from vardrop.app.runs import METHODS, Settings, callbacks, load_run, method_named
+from vardrop.app.runs import METHODS, Settings, load_run, method_named, run_callbacks
 from vardrop.app.runs.compress import MAX_DROPS
 from vardrop.app.runs.config import free_directory
-from vardrop.app.runs.export import Serving
 from vardrop.app.runs.models import check_net_name
+from vardrop.app.runs.run_export import Serving
 from vardrop.app.score_texts import check_scores
 
 _CLONE = Path(vardrop.__file__).resolve().parents[2] / "experiments"
@@ -176,17 +176,17 @@ def _check_resume(out: Path | None, context: typer.Context) -> Path:
 
 def make_callback(
     context: typer.Context, json: bool, tensorboard: Path | None
-) -> callbacks.RunCallback:
+) -> run_callbacks.RunCallback:
     """JSON lines with --json, else text and a progress bar. Other processes print nothing."""
-    chosen: list[callbacks.RunCallback] = []
+    chosen: list[run_callbacks.RunCallback] = []
     if os.environ.get("RANK", "0") == "0":
         if not context.obj:  # --quiet
-            chosen.append(callbacks.JsonLines() if json else callbacks.TextLines())
-            if callbacks.on_terminal() and not json:
-                chosen.append(callbacks.ProgressBar())
+            chosen.append(run_callbacks.JsonLines() if json else run_callbacks.TextLines())
+            if run_callbacks.on_terminal() and not json:
+                chosen.append(run_callbacks.ProgressBar())
         if tensorboard is not None:
-            chosen.append(callbacks.TensorBoard(tensorboard / "tensorboard"))
-    return callbacks.CallbackList(chosen)
+            chosen.append(run_callbacks.TensorBoard(tensorboard / "tensorboard"))
+    return run_callbacks.CallbackList(chosen)
 
 
 def _load(path: Path, directory: Path | None = None) -> runs.Run:

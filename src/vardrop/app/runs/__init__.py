@@ -3,7 +3,7 @@
 from vardrop.app.runs.compare import compare_methods as compare_methods
 from vardrop.app.runs.compress import compress as compress, slim_run as slim_run
 from vardrop.app.runs.evaluate import evaluate as evaluate, evaluate_rows as evaluate_rows
-from vardrop.app.runs.export import export_run as export_run
+from vardrop.app.runs.run_export import export_run as export_run
 from vardrop.app.runs.fit import fit as fit, resume as resume
 from vardrop.app.runs.models import (
     NETS as NETS,
@@ -11,7 +11,7 @@ from vardrop.app.runs.models import (
     method_named as method_named,
     methods as methods,
 )
-from vardrop.app.runs.predict import (
+from vardrop.app.runs.predictions import (
     prediction_table as prediction_table,
     write_predictions as write_predictions,
 )

@@ -17,10 +17,10 @@ from vardrop._core.errors import VardropError
 from vardrop._core.files import digest
 from vardrop._core.values import to_json
 from vardrop.app.data import Roles, load_dataset
-from vardrop.app.runs.callbacks import RunCallback
 from vardrop.app.runs.config import free_directory, prepare, working
 from vardrop.app.runs.fit import fit, resume
 from vardrop.app.runs.models import method_named
+from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.score_texts import BOUNDS, number
 from vardrop.app.store import StoredRun, read_run
 from vardrop.metrics.intervals import Estimate, repetition_estimate

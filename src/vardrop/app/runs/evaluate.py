@@ -18,13 +18,13 @@ from vardrop.app.data.datasets import row_weights
 from vardrop.app.data.inputs import KINDS, Table, frame_of, read_input
 from vardrop.app.runs import scores
 from vardrop.app.runs.config import check_output, working
-from vardrop.app.runs.predict import prediction_table, row_names
+from vardrop.app.runs.predictions import prediction_table, row_names
 from vardrop.app.runs.run import SAMPLES, Run
 from vardrop.app.store import Record
 from vardrop.compression import zero_pruned_weights
 from vardrop.gates import Gate
 from vardrop.layers import Variational
-from vardrop.metrics.checks import weighted_mean
+from vardrop.metrics.validate import weighted_mean
 from vardrop.noisy import has_noise, relevance, tensor_name
 
 if TYPE_CHECKING:

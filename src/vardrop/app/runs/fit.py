@@ -19,13 +19,13 @@ from vardrop.app.data import About, Roles, describe
 from vardrop.app.data.preprocessing import Task, label
 from vardrop.app.data.splits import with_class_weight
 from vardrop.app.data.tables import is_table
-from vardrop.app.runs.callbacks import ProgressBar, RunCallback, on_terminal
 from vardrop.app.runs.config import Config, Data, free_directory, new_directory, working
+from vardrop.app.runs.distributed import join_processes
 from vardrop.app.runs.evaluate import measure
 from vardrop.app.runs.held_out import Choice
 from vardrop.app.runs.models import method_named, usual_method, usual_net
-from vardrop.app.runs.processes import join_processes
 from vardrop.app.runs.run import Run, fresh_net, load_same_data
+from vardrop.app.runs.run_callbacks import ProgressBar, RunCallback, on_terminal
 from vardrop.app.runs.settings import Settings
 from vardrop.app.runs.training import read_phase
 from vardrop.app.runs.trials import FitJob, run_fit_job

@@ -16,7 +16,7 @@ from vardrop._core import files
 from vardrop._core.errors import NotFiniteError
 from vardrop.app import store
 from vardrop.app.runs import checkpoint
-from vardrop.app.runs.callbacks import RunCallback
+from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.store import BEST, CHECKPOINT, HISTORY, PROGRESS, Record
 from vardrop.noisy import has_noise, kl, relevance
 from vardrop.objective import ELBO

@@ -12,7 +12,7 @@ from torch import Tensor
 from vardrop import metrics
 from vardrop._core.errors import import_optional
 from vardrop.functional.normal import LOG_2PI
-from vardrop.metrics.checks import weighted_mean
+from vardrop.metrics.validate import weighted_mean
 
 Scores = dict[str, float | None]
 LEVEL = 0.95

@@ -11,7 +11,7 @@ import torch
 
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type, suggest
 from vardrop._core.errors import VardropError
-from vardrop.app.runs.processes import resolve_device
+from vardrop.app.runs.distributed import resolve_device
 from vardrop.objective import linear_warmup
 from vardrop.objective.schedules import Schedule
 from vardrop.tuning.train import Precision

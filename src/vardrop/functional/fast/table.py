@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vardrop.functional.fast import additive, normal
+from vardrop.functional.fast import additive, normal_table
 from vardrop.functional.log_uniform import log_uniform_kl_additive, plain_kl_additive
 from vardrop.functional.noise import GaussianOutput, plain_gaussian_output
 
@@ -56,5 +56,5 @@ FAST_PATHS = {
         "train step: the first layer of LeNet-5-Caffe b128, channels-last",
         1.6,
     ),
-    "looked-up normals": FastPath(normal.look_up, torch.randn, "2^20 normal numbers", 1.54),
+    "looked-up normals": FastPath(normal_table.look_up, torch.randn, "2^20 normal numbers", 1.54),
 }

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from vardrop.layers.dense import dense
-from vardrop.layers.recurrent import run_steps
+from vardrop.layers.recurrent import State, run_steps
 
-State = Tensor | tuple[Tensor, Tensor]
 RecurrentOutput = tuple[Tensor | PackedSequence, State]
 
 

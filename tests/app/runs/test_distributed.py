@@ -7,7 +7,7 @@ import torch
 
 from tests.refusals import assert_refused
 from vardrop._core.processes import World
-from vardrop.app.runs import processes
+from vardrop.app.runs import distributed
 
 
 @pytest.mark.parametrize("name, local, found", [
@@ -21,20 +21,20 @@ def test_every_process_takes_its_own_gpu(monkeypatch, name, local, found):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if local is not None:
         monkeypatch.setenv("LOCAL_RANK", local)
-    assert processes.resolve_device(name) == torch.device(found)
+    assert distributed.resolve_device(name) == torch.device(found)
 
 
 def test_auto_without_a_gpu_and_unknown_devices():
     if not torch.accelerator.is_available():
-        assert processes.resolve_device("auto") == torch.device("cpu")
+        assert distributed.resolve_device("auto") == torch.device("cpu")
     told = "`device` to be available, but got 'abacus"
-    assert_refused(told, processes.resolve_device, "abacus")
+    assert_refused(told, distributed.resolve_device, "abacus")
 
 
 def test_decisions_and_means_travel_on_the_device_of_the_process(monkeypatch):
     seen = []
-    monkeypatch.setattr(processes.dist, "broadcast", lambda t, source: seen.append(t.device.type))
-    monkeypatch.setattr(processes.dist, "all_reduce", lambda t: seen.append(t.device.type))
+    monkeypatch.setattr(distributed.dist, "broadcast", lambda t, source: seen.append(t.device.type))
+    monkeypatch.setattr(distributed.dist, "all_reduce", lambda t: seen.append(t.device.type))
     world = World(1, 2, torch.device("meta"))
     with pytest.raises(RuntimeError, match="meta"):  # which holds no values to read back
         world.broadcast_decision(True)
@@ -54,9 +54,9 @@ def test_a_process_group_is_made_for_the_device(monkeypatch):
         "get_world_size": lambda: 2,
     }
     for name, function in fake.items():
-        monkeypatch.setattr(processes.dist, name, function)
-    with processes.join_processes(torch.device("cuda", 1)) as world:
+        monkeypatch.setattr(distributed.dist, name, function)
+    with distributed.join_processes(torch.device("cuda", 1)) as world:
         assert world == World(1, 2, torch.device("cuda", 1))
-    with processes.join_processes() as world:
+    with distributed.join_processes() as world:
         assert world.device == torch.device("cpu")
     assert calls == ["cuda:1", "nccl", "gloo"]

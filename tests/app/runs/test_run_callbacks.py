@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.app.runs import Recorder, callbacks, read_history
+from vardrop.app.runs import Recorder, read_history, run_callbacks
 from vardrop.tuning import Loop, Position
 
 
-def trained(directory, callback: callbacks.RunCallback, recipe):
+def trained(directory, callback: run_callbacks.RunCallback, recipe):
     """Two epochs of a small net, recorded and told to the callback."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
@@ -31,7 +31,7 @@ def test_tensorboard_holds_the_parts_of_the_loss_and_of_the_net(tmp_path):
     pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    net = trained(tmp_path, callbacks.TensorBoard(tmp_path / "board"), vd.sparse_vd())
+    net = trained(tmp_path, run_callbacks.TensorBoard(tmp_path / "board"), vd.sparse_vd())
     found = EventAccumulator(str(tmp_path / "board")).Reload()
     assert set(found.Tags()["scalars"]) >= {
         "train/nll", "train/kl", "train/beta", "train/loss", "validation/nll",
@@ -49,7 +49,7 @@ def test_tensorboard_holds_the_parts_of_the_loss_and_of_the_net(tmp_path):
 
 def test_tensorboard_takes_a_plain_net(tmp_path):
     pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard")
-    trained(tmp_path, callbacks.TensorBoard(tmp_path / "board"), None)
+    trained(tmp_path, run_callbacks.TensorBoard(tmp_path / "board"), None)
     assert len(list((tmp_path / "board").iterdir())) == 1
 
 
@@ -57,12 +57,12 @@ def test_tensorboard_that_is_not_installed_is_named(tmp_path, monkeypatch):
     monkeypatch.delattr(torch.utils, "tensorboard", raising=False)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(vd.VardropError, match="TensorBoard is not installed.*pip install tensorb"):
-        callbacks.TensorBoard(tmp_path / "board")
+        run_callbacks.TensorBoard(tmp_path / "board")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_several_are_told_and_json_lines_are_json(tmp_path, capsys):
-    watch = callbacks.CallbackList([callbacks.JsonLines(), callbacks.TextLines()])
+    watch = run_callbacks.CallbackList([run_callbacks.JsonLines(), run_callbacks.TextLines()])
     watch.describe("target y")
     trained(tmp_path, watch, vd.sparse_vd())
     out, err = capsys.readouterr()
@@ -76,7 +76,7 @@ def test_several_are_told_and_json_lines_are_json(tmp_path, capsys):
 
 def test_the_bar_tells_epoch_rate_and_scores(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
-    bar = callbacks.ProgressBar("sparse")
+    bar = run_callbacks.ProgressBar("sparse")
     trained(tmp_path, bar, vd.sparse_vd())
     (task,) = bar._bar.tasks
     assert (task.description, task.completed, task.total) == ("sparse: epoch 2/2", 6, 6)
@@ -92,7 +92,7 @@ def test_the_bar_tells_epoch_rate_and_scores(tmp_path, capsys, monkeypatch):
 def test_the_bar_keeps_epoch_and_time_left_on_narrow_terminals(capsys, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     loop = SimpleNamespace(epochs=400, steps=2, epoch=388, position=0, batch_size=64)
-    bar = callbacks.ProgressBar("KL weight 0.3, fold 1")
+    bar = run_callbacks.ProgressBar("KL weight 0.3, fold 1")
     bar.start(loop)
     for step in range(2):
         bar.on_step(Position(388, step + 1), torch.zeros(()))
