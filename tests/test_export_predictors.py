@@ -189,8 +189,7 @@ LIKELIHOODS = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n if n == "gaussian" else pytest.param(n, marks=pytest.mark.slow) for n in LIKELIHOODS],
+    "name", [n if n == "gaussian" else pytest.param(n, marks=pytest.mark.slow) for n in LIKELIHOODS]
 )
 def test_every_likelihood_answers(tmp_path, name):
     torch.manual_seed(0)

@@ -67,10 +67,7 @@ BAD_GAUSSIANS = [
     (lambda: crps_gaussian(ONE, TWO, ONE), r"`std` to have shape \(1,\) to match `mean`, but got"),
     (lambda: crps_gaussian(ONE, ONE, TWO), r"`y` to have shape \(1,\) to match `mean`, but got"),
     (lambda: crps_gaussian(ONE, ZERO, ONE), r"`std` to be positive, but got 0\. Add"),
-    (
-        lambda: crps_gaussian(NAN, ONE, ONE),
-        r"`mean` to be finite, but got 1 NaN or inf",
-    ),
+    (lambda: crps_gaussian(NAN, ONE, ONE), r"`mean` to be finite, but got 1 NaN or inf"),
     (lambda: crps_gaussian(ONE, INF, ONE), r"`std` to be finite, but got 1 NaN or inf"),
 ]
 BAD_INTERVALS = [

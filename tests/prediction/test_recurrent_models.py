@@ -26,10 +26,7 @@ BATCH = {
     "x": torch.randint(20, (4, 9), generator=torch.Generator().manual_seed(0)),
     "lengths": torch.tensor([9, 4, 7, 2]),
 }
-RECIPES = {
-    "bayes_by_backprop": vd.bayes_by_backprop(),
-    "sparse_vd": vd.sparse_vd(),
-}
+RECIPES = {"bayes_by_backprop": vd.bayes_by_backprop(), "sparse_vd": vd.sparse_vd()}
 
 
 class Padded(Packed):
