@@ -167,7 +167,6 @@ def test_draws_of_the_runtime_have_the_distribution_of_torch(tmp_path, make):
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["l0", "concrete_dropout", "variational_dropout"])
 def test_gates_are_drawn_in_the_graph(tmp_path, recipe):
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     net = vd.convert(net, getattr(vd, recipe)()).eval()
     x, predictor = torch.randn(5, 4), vd.freeze(net, samples=4)
@@ -192,7 +191,6 @@ LIKELIHOODS = {
     "name", [n if n == "gaussian" else pytest.param(n, marks=pytest.mark.slow) for n in LIKELIHOODS]
 )
 def test_every_likelihood_answers(tmp_path, name):
-    torch.manual_seed(0)
     likelihood, outputs = LIKELIHOODS[name]
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, outputs))
     net = vd.convert(net, vd.bayes_by_backprop(log_sigma2=-3.0)).eval()
@@ -201,7 +199,6 @@ def test_every_likelihood_answers(tmp_path, name):
 
 
 def test_conformal_sets_and_metadata_are_in_the_file(tmp_path):
-    torch.manual_seed(0)
     net = vd.convert(nn.Linear(4, 3), vd.sparse_vd()).eval()
     held_out, y, x = torch.randn(40, 4), torch.randint(3, (40,)), torch.randn(5, 4)
     predictor = vd.freeze(net, mode="moments")
@@ -299,7 +296,6 @@ def test_what_a_graph_cannot_hold(tmp_path):
 
 
 def test_a_shrunken_net_that_keeps_its_posterior_is_small_and_uncertain(tmp_path):
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 3))
     net = vd.shrink(vd.convert(net, vd.l0()), torch.randn(4, 20)).net
     small = vd.convert(net, vd.bayes_by_backprop(log_sigma2=-4.0)).eval()

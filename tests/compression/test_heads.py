@@ -30,7 +30,6 @@ def close_gates(net, *units):
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("pool", ["mean", "first"])
 def test_an_encoder_loses_heads_and_units_and_is_read_again(norm_first, pool, tmp_path):
-    torch.manual_seed(0)
     net = Classifier(norm_first, pool)
     vd.convert(net, vd.l0(), include="*self_attn")
     vd.convert(net, vd.l0(), include="*linear2")
@@ -63,7 +62,6 @@ GATES = {
 
 @pytest.mark.parametrize("recipe", GATES)
 def test_every_kind_of_gate_takes_heads_and_units_out(recipe):
-    torch.manual_seed(0)
     net, x = Classifier(), sentences()
     vd.convert(net, GATES[recipe], include="*self_attn")
     vd.convert(net, GATES[recipe], include="*linear*")
@@ -135,7 +133,6 @@ class Decoder(nn.Module):
 
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_a_decoder_loses_heads_of_both_attentions(batch_first):
-    torch.manual_seed(0)
     net = vd.convert(Decoder(batch_first), vd.l0(), include="layer.*_at*n")
     close_gates(net, 0, 3)
     inputs = torch.randn(3, 4, 5), torch.randn(3, 4, 5)
@@ -175,7 +172,6 @@ MASKS = {
     "arguments", [{}, {"bias": False}, {"kdim": 12, "vdim": 12, "add_zero_attn": True}]
 )
 def test_slim_attention_is_torchs_without_some_heads(arguments, mask, batch_first):
-    torch.manual_seed(0)
     net = Attending({**arguments, "batch_first": batch_first}, MASKS[mask]).eval()
     net.attention.out_proj.weight.data[:, 4:8] = 0
     x = torch.randn(2, 5, 12) if batch_first else torch.randn(5, 2, 12)
@@ -185,7 +181,6 @@ def test_slim_attention_is_torchs_without_some_heads(arguments, mask, batch_firs
 
 
 def test_keys_and_values_of_other_widths_and_single_sequences():
-    torch.manual_seed(0)
     layer = nn.MultiheadAttention(12, 3, kdim=5, vdim=7, dropout=0.2).eval()
     slim = SlimAttention(layer)
     for sizes in ((6, 2), (6,)):
@@ -240,7 +235,6 @@ def test_a_head_with_constant_values_goes_into_the_bias():
 
 
 def test_sparse_attention_keeps_the_deviations_of_its_weights_for_pack(tmp_path):
-    torch.manual_seed(0)
     net, x = vd.convert(Attending({}, {}), vd.sparse_vd()), torch.randn(4, 2, 12)
     net.attention.out_proj.log_sigma2.data[:, :4] = 10.0
     small, plan = vd.shrink(net, (x, x))

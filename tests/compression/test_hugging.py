@@ -103,7 +103,6 @@ def check_own_class(small, net, inputs, path):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_models_lose_heads_and_units_and_are_read_again(model, tmp_path):
-    torch.manual_seed(0)
     make, example = MODELS[model]
     net, inputs = make().eval(), example()
     kill(net)
@@ -122,7 +121,6 @@ def test_models_lose_heads_and_units_and_are_read_again(model, tmp_path):
 
 @pytest.mark.parametrize("model", ["bert", "distilbert", "gpt2"])
 def test_even_models_are_read_by_their_own_class(model, tmp_path):
-    torch.manual_seed(0)
     make, example = MODELS[model]
     net, inputs = make().eval(), example()
     kill(net, heads=())
@@ -131,7 +129,6 @@ def test_even_models_are_read_by_their_own_class(model, tmp_path):
 
 @pytest.mark.parametrize("heads", [(0,), ()])
 def test_a_config_that_cannot_say_the_sizes_is_refused_and_stays(heads):
-    torch.manual_seed(0)
     net = bert().eval()
     kill(net, heads)
     if not heads:  # uneven layers instead
@@ -142,7 +139,6 @@ def test_a_config_that_cannot_say_the_sizes_is_refused_and_stays(heads):
 
 
 def test_named_arguments_are_an_example(tmp_path):
-    torch.manual_seed(0)
     net = bert().eval()
     kill(net)
     mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6])
@@ -157,7 +153,6 @@ def test_named_arguments_are_an_example(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:The accuracy on validation data went from")
 def test_a_model_is_slimmed_on_named_batches_by_one_gate_per_head():
-    torch.manual_seed(0)
     x = torch.randint(1, 50, (48, 6))
     y = torch.randint(2, (48,))
     batches = [({"input_ids": x[i : i + 16]}, y[i : i + 16]) for i in (0, 16, 32)]
@@ -170,7 +165,6 @@ def test_a_model_is_slimmed_on_named_batches_by_one_gate_per_head():
 
 
 def test_a_noisy_model_loses_what_its_gates_close():
-    torch.manual_seed(0)
     net = vd.convert(bert(), vd.l0(), include="*.output.dense")
     with torch.no_grad():
         for gate in (m for m in net.modules() if isinstance(m, vd.Gate)):
@@ -182,7 +176,6 @@ def test_a_noisy_model_loses_what_its_gates_close():
 
 
 def test_heads_that_a_shared_bias_of_positions_ties_go_together_or_stay():
-    torch.manual_seed(0)
     net = t5().eval()
     inputs = MODELS["t5"][1]()
     net.encoder.block[0].layer[0].SelfAttention.o.weight.data[:, :SIZE] = 0
@@ -194,7 +187,6 @@ def test_heads_that_a_shared_bias_of_positions_ties_go_together_or_stay():
 
 
 def test_query_heads_that_share_a_dead_key_go_with_it_and_others_stay():
-    torch.manual_seed(0)
     net = llama().eval()
     kill(net, heads=(0, 3))  # one of each pair: their keys are read by the other
     small = vd.shrink(net, tokens()).net
@@ -206,7 +198,6 @@ def test_query_heads_that_share_a_dead_key_go_with_it_and_others_stay():
     "make", [lambda: bert(6, 256, 1024), lambda: llama(12, 256, 688)], ids=["bert", "llama"]
 )
 def test_large_models_are_shrunk_in_half_a_minute(make):
-    torch.manual_seed(0)
     net = make().eval()
     kill(net)
     start = time.process_time()  # of one thread, whatever else runs

@@ -180,7 +180,6 @@ def test_head_that_has_no_plain_twin_stays_and_is_named(tmp_path, write):
 
 
 def test_units_before_one_that_is_put_back_go_by_the_plan_too():
-    torch.manual_seed(0)
     net = nn.Sequential(
         nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 5), nn.ReLU(),
         nn.Linear(5, 2),

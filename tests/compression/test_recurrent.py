@@ -25,7 +25,6 @@ def numbers(output):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_an_unrolled_layer_is_torchs_and_comes_back(name):
-    torch.manual_seed(0)
     layer = LAYERS[name]()
     packed = pack_sequence([torch.randn(n, 4) for n in (3, 5, 2)], enforce_sorted=False)
     for x in (torch.randn(6, 7, 4), torch.randn(7, 4), packed):
@@ -94,7 +93,6 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 def test_units_that_nothing_else_reads_go_and_the_net_is_read_again(name, tmp_path):
-    torch.manual_seed(0)
     net, x = Reader(**KINDS[name]).eval(), example()
     kill(net, 1, 4)
     with torch.no_grad():  # nothing reads one dimension of the words either
@@ -115,7 +113,6 @@ def test_units_that_nothing_else_reads_go_and_the_net_is_read_again(name, tmp_pa
 
 
 def test_layers_of_one_size_keep_as_many_units_each():
-    torch.manual_seed(0)
     net, x = Reader(num_layers=2).eval(), example()
     kill(net, 0)
     with torch.no_grad():
@@ -127,7 +124,6 @@ def test_layers_of_one_size_keep_as_many_units_each():
 
 
 def test_units_before_a_projection_go():
-    torch.manual_seed(0)
     net, x = Reader(proj_size=4).eval(), example()
     with torch.no_grad():
         net.layer.weight_hr_l0[:, :3] = 0
@@ -148,7 +144,6 @@ def silence(net, unit, value):
 
 
 def test_a_state_that_is_always_zero_goes_though_it_is_read():
-    torch.manual_seed(0)
     net, x = Reader().eval(), example()
     silence(net, 3, 0.0)
     small = vd.shrink(net, x).net
@@ -158,7 +153,6 @@ def test_a_state_that_is_always_zero_goes_though_it_is_read():
 
 @pytest.mark.parametrize("read_by_itself", [True, False])
 def test_a_state_that_moves_without_inputs_stays(read_by_itself):
-    torch.manual_seed(0)
     net, x = Reader().eval(), example()
     silence(net, 3, 1.0)
     if not read_by_itself:
@@ -191,7 +185,6 @@ def test_one_step_tells_too_little():
 
 
 def test_a_sparse_net_is_shrunk_and_packed(tmp_path):
-    torch.manual_seed(0)
     net, x = vd.convert(Reader(), vd.sparse_vd(), exclude="words"), example()
     with torch.no_grad():
         net.head.log_sigma2[:, 2] = 10.0
@@ -206,7 +199,6 @@ def test_a_sparse_net_is_shrunk_and_packed(tmp_path):
 
 
 def test_words_without_a_vector_share_one_entry(tmp_path):
-    torch.manual_seed(0)
     net, x = vd.convert(Reader(), vd.sparse_vd()), example()
     net.words.log_sigma2.data[5:] = 10.0
     small, plan = vd.shrink(net, x, drop_inputs=True)
@@ -232,7 +224,6 @@ def test_words_without_a_vector_share_one_entry(tmp_path):
 
 
 def test_gates_on_inputs_and_state_take_units_out():
-    torch.manual_seed(0)
     net, x = vd.convert(Reader(), vd.l0(), exclude="words"), example()
     with torch.no_grad():
         net.head.gate.logit.fill_(5.0)[5] = -20.0

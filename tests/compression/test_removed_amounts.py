@@ -112,20 +112,17 @@ def pairs(ones, others, one, other):
 
 @pytest.mark.parametrize(("pool", "recipe"), pairs(POOLS, RECIPES, "max", "sparse_vd"))
 def test_dead_channels_go_in_front_of_every_pooling(pool, recipe):
-    torch.manual_seed(0)
     check(with_dead_channels(Net(nn.Identity, nn.ReLU, POOLS[pool]), RECIPES[recipe]))
 
 
 @pytest.mark.parametrize(("norm", "activation"), pairs(NORMS, ACTIVATIONS, "batch", "relu"))
 def test_dead_channels_go_through_every_norm_and_activation(norm, activation):
-    torch.manual_seed(0)
     net = Net(NORMS[norm], ACTIVATIONS[activation], POOLS["max"])
     check(with_dead_channels(net, vd.sparse_vd()))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_dead_channels_go_in_front_of_a_maximum_over_positions(recipe):
-    torch.manual_seed(0)
     check(with_dead_channels(GlobalMax(nn.Identity, nn.ReLU, nn.Identity), RECIPES[recipe]))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import vardrop as vd
 from experiments.selective import MaskedNoise, select, unlabelled_kappa
+from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.metrics import accuracy
 from vardrop.prediction import predict
@@ -75,7 +76,6 @@ def test_only_the_selected_weights_are_noisy(draw: str) -> None:
 
 
 def test_kappa_of_a_linear_classifier_is_exact_in_expectation() -> None:
-    torch.manual_seed(0)
     net = vd.convert(nn.Linear(3, 4), vd.bayes_by_backprop(log_sigma2=-20.0))
     x = torch.randn(50, 3)
     probs = net.eval()(x).softmax(1)
@@ -123,10 +123,8 @@ def test_selected_noise_answers_as_a_posterior() -> None:
 
 def test_bad_input_is_refused() -> None:
     net = vd.convert(nn.Linear(3, 2), vd.sparse_vd())
-    with pytest.raises(VardropError, match="`threshold` to be a finite number and at least 0"):
-        select(net, {}, -1.0)
-    with pytest.raises(VardropError, match=r"none for \[''\]"):
-        select(net, {}, 0.1)
+    assert_refused("`threshold` to be a finite number and at least 0", select, net, {}, -1.0)
+    assert_refused(r"none for \[''\]", select, net, {}, 0.1)
     with pytest.raises(VardropError, match="Expected noisy weights to select from, but got none"):
         select(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)), {}, 0.1)
     with pytest.raises(VardropError, match="a likelihood with a density"):

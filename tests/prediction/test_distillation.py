@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.prediction import predict
 from vardrop.tuning import distil
@@ -79,14 +80,12 @@ def test_the_other_likelihoods_fall_in_loss(likelihood: vd.likelihoods.Likelihoo
 
 def test_bad_input() -> None:
     net, x = teacher(), inputs()
-    with pytest.raises(VardropError, match="`epochs` to be an integer of at least 1"):
-        distil(net, x, student(), epochs=0)
+    assert_refused("`epochs` to be an integer of at least 1", distil, net, x, student(), epochs=0)
     with pytest.raises(VardropError, match="`temperature` to be a finite number and above 0"):
         distil(net, x, student(), temperature=0.0)
     with pytest.raises(VardropError, match=r"`student` to have shape \(256, 3\), but got \(256, 2"):
         distil(net, x, student(2))
-    with pytest.raises(VardropError, match="an empty loader"):
-        distil(net, [], student())
+    assert_refused("an empty loader", distil, net, [], student())
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop._core.errors import VardropError
+from tests.refusals import assert_refused
 
 
 def members(count: int = 3) -> list[nn.Module]:
@@ -65,5 +65,4 @@ def test_it_is_calibrated_frozen_and_exported(tmp_path) -> None:
 
 @pytest.mark.parametrize("models", [[], 3, [1], nn.Linear(2, 2)])
 def test_bad_members_are_refused(models) -> None:
-    with pytest.raises(VardropError, match="`models` to be a list of models"):
-        vd.Ensemble(models)
+    assert_refused("`models` to be a list of models", vd.Ensemble, models)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import vardrop as vd
+from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.testing.cases import HEADS, LAYERS, RECIPES
 
@@ -103,8 +104,7 @@ def assert_same(net: nn.Module, x: Tensor, **options: object) -> None:
         expected = vd.predict(net, x, 9, seed=4, **options)
     except VardropError as error:
         refused = re.escape(str(error).partition(" Predict")[0])
-        with pytest.raises(VardropError, match=refused):
-            vd.freeze(net, samples=9, **options)(x, seed=4)
+        assert_refused(refused, vd.freeze(net, samples=9, **options), x, seed=4)
         return
     found = vd.freeze(net, samples=9, **options)(x, seed=4)
     torch.testing.assert_close(found.draws, expected.draws, rtol=2e-6, atol=1e-6)
@@ -128,7 +128,6 @@ def test_every_net_is_frozen_as_it_predicts(name: str, options: dict[str, str]) 
 @pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv2d_depthwise", "conv3d"])
 @pytest.mark.parametrize("recipe", ["sparse_vd", "variance_layer", "own-noisy_bias"])
 def test_convolutions_of_every_shape(name: str, recipe: str) -> None:
-    torch.manual_seed(0)
     case = LAYERS[name]
     net = nn.Sequential(case.make(), nn.Flatten())
     vd.convert(net, RECIPES[recipe]).eval()
@@ -138,7 +137,6 @@ def test_convolutions_of_every_shape(name: str, recipe: str) -> None:
 
 @pytest.mark.parametrize("head", HEADS)
 def test_heads(head: str) -> None:
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
     net = vd.convert(net, HEADS[head]).eval()
     assert_same(net, torch.randn(6, 5))
@@ -241,20 +239,15 @@ def test_the_answer_of_moments_to_a_row_depends_on_no_other_row() -> None:
 def test_what_cannot_be_frozen() -> None:
     net, _ = trained("dense")
     net[2].train()
-    with pytest.raises(
-        VardropError, match=r"but got '2' \(Linear\) in training mode.*net.eval\(\)"
-    ):
-        vd.freeze(net)
+    assert_refused(r"but got '2' \(Linear\) in training mode.*net.eval\(\)", vd.freeze, net)
     with pytest.raises(VardropError, match="to have noisy modules or dropout, but got Linear"):
         vd.freeze(nn.Linear(2, 2).eval())
     with pytest.raises(
         VardropError, match="`mode` to be one of 'sample', 'moments', but got 'mean'"
     ):
         vd.freeze(net.eval(), mode="mean")
-    with pytest.raises(VardropError, match="`samples` to be an integer of at least 1, but got 0"):
-        vd.freeze(net, samples=0)
-    with pytest.raises(VardropError, match="`conformal` to be a rule of vardrop.conformal"):
-        vd.freeze(net, conformal=0.9)
+    assert_refused("`samples` to be an integer of at least 1, but got 0", vd.freeze, net, samples=0)
+    assert_refused("`conformal` to be a rule of vardrop.conformal", vd.freeze, net, conformal=0.9)
     recurrent, x = trained("recurrent")
     with pytest.raises(VardropError, match=r"known moments, but got 'rnn' \(LSTM\)"):
         vd.freeze(recurrent, mode="moments")(x)

@@ -118,7 +118,6 @@ def test_it_averages_the_hessian_over_draws_of_the_weights() -> None:
 
 def test_it_is_the_derivative_of_the_likelihood_by_the_variance() -> None:
     """Price: Var w E d^2 f / dw^2 = E (w - E w) df / dw, which needs first derivatives only."""
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     vd.convert(net, vd.bayes_by_backprop(log_sigma2=0.0), include="0")
     x, y, runs = torch.randn(1, 3).double(), torch.tensor([1]), 20_000
@@ -138,7 +137,6 @@ def test_it_is_the_derivative_of_the_likelihood_by_the_variance() -> None:
 
 def test_a_variance_layer_before_a_relu_is_seen() -> None:
     """At the means every unit is shut; prediction, which draws too, measures the same kappa."""
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 5, bias=False), nn.ReLU(), nn.Linear(5, 1))
     vd.convert(net, vd.variance_layer(), include="0")
     x, runs = torch.randn(6, 3), 60

@@ -184,7 +184,6 @@ def test_a_seeded_prediction_does_not_depend_on_the_memory(name: str) -> None:
 
 
 def test_batchnorm_behind_a_dense_layer_over_positions_is_not_folded() -> None:
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Flatten())
     net[1].running_mean.normal_()
     net[1].weight.data.normal_()
@@ -262,7 +261,6 @@ class InPlaceReuse(nn.Module):
 
 
 def test_in_place_operations_mean_what_they_do() -> None:
-    torch.manual_seed(0)
     net = vd.convert(InPlaceReuse(), vd.bayes_by_backprop(log_sigma2=-30.0)).eval()
     x = torch.randn(5, 4)
     for draw in ("estimator", "functions"):

@@ -11,7 +11,7 @@ from scipy.stats import norm
 from torch import nn
 
 import vardrop as vd
-from vardrop._core.errors import VardropError
+from tests.refusals import assert_refused
 from vardrop.prediction import Prediction, predict
 from vardrop.prediction.prediction import mixture_quantile
 
@@ -131,5 +131,4 @@ def values(noise_std: float = 0.0, keep: int = 4) -> Prediction:
     ],
 )
 def test_bad_questions_are_refused(ask: object, match: str) -> None:
-    with pytest.raises(VardropError, match=match):
-        ask()
+    assert_refused(match, ask)

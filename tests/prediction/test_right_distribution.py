@@ -136,7 +136,6 @@ def test_a_forward_that_overwrites_its_input_starts_afresh_in_every_draw(draw: s
 
 @pytest.mark.parametrize("block", [1, 16, None])
 def test_batch_statistics_are_those_of_one_draw(block: int | None) -> None:
-    torch.manual_seed(0)
     norm = nn.BatchNorm2d(2, track_running_stats=False, affine=False)
     net = vd.convert(nn.Sequential(nn.Conv2d(1, 2, 2), norm, nn.Flatten()), vd.sparse_vd(0.0))
     x, n = torch.randn(2, 1, 3, 3), 1500
@@ -154,7 +153,6 @@ def test_batch_statistics_are_those_of_one_draw(block: int | None) -> None:
 
 
 def test_rows_that_are_normalised_together_are_not_split() -> None:
-    torch.manual_seed(0)
     norm = nn.BatchNorm1d(4, track_running_stats=False)
     net = vd.convert(nn.Sequential(nn.Linear(3, 4), norm), vd.sparse_vd(log_sigma2=-40.0))
     x = torch.randn(8, 3)
@@ -163,7 +161,6 @@ def test_rows_that_are_normalised_together_are_not_split() -> None:
 
 
 def test_a_whole_function_is_one_function_of_all_batches() -> None:
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Dropout(0.3), nn.Linear(20, 1))
     vd.convert(net, vd.sparse_vd(log_sigma2=-2.0))
     x, options = torch.randn(4, 5), {"draw": "functions", "likelihood": vd.Values(), "seed": 0}
@@ -228,7 +225,6 @@ class TestLogSpace:
 
 
 def test_classes_of_probability_zero_have_finite_uncertainties() -> None:
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Linear(20, 4))
     vd.convert(vd.convert(net, vd.sparsemax(), include="2"), vd.sparse_vd(-2.0), include="0")
     p = predict(net, 3 * torch.randn(4, 5), 64, seed=0)
