@@ -179,12 +179,10 @@ def test_gates_are_drawn_in_the_graph(tmp_path, recipe):
 
 
 LIKELIHOODS = {
-    "bernoulli": (vd.Bernoulli(), 2),
-    "gaussian": (vd.Gaussian(0.3), 2),
-    "heteroscedastic": (vd.HeteroscedasticGaussian(), 2),
-    "values": (vd.Values(), 1),
+    "bernoulli": (vd.Bernoulli(), 2), "gaussian": (vd.Gaussian(0.3), 2),
+    "heteroscedastic": (vd.HeteroscedasticGaussian(), 2), "values": (vd.Values(), 1),
     "tempered": (vd.Categorical(temperature=2.0), 3),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

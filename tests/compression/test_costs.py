@@ -45,11 +45,9 @@ def transposed():
 
 
 NETS = {
-    "cell": (Cell, (4, 5)),
-    "attention": (Attending, (4, 8)),
-    "weight norm": (normalised, (5,)),
+    "cell": (Cell, (4, 5)), "attention": (Attending, (4, 8)), "weight norm": (normalised, (5,)),
     "grouped and transposed": (transposed, (2, 7, 7)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NETS)

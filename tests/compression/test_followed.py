@@ -185,16 +185,11 @@ def test_broadcasts_let_channels_go():
     assert torch.allclose(small(x), net(x), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "norm",
-    [
-        nn.InstanceNorm2d(8),
-        nn.InstanceNorm2d(8, affine=True, track_running_stats=True),
-        nn.BatchNorm2d(8, affine=False),
-        nn.BatchNorm2d(8, affine=False, track_running_stats=False),
-        nn.BatchNorm2d(8, track_running_stats=False),
-    ],
-)
+@pytest.mark.parametrize("norm", [
+    nn.InstanceNorm2d(8), nn.InstanceNorm2d(8, affine=True, track_running_stats=True),
+    nn.BatchNorm2d(8, affine=False), nn.BatchNorm2d(8, affine=False, track_running_stats=False),
+    nn.BatchNorm2d(8, track_running_stats=False),
+])  # fmt: skip
 def test_norms_of_single_units_go_along(tmp_path, norm):
     def make():
         return nn.Sequential(nn.Conv2d(2, 8, 3), norm, nn.ReLU(), nn.Conv2d(8, 3, 3)).eval()
@@ -232,10 +227,8 @@ def test_bare_parameters_keep_their_units():
         def __init__(self):
             super().__init__()
             self.a, self.b, self.shift = (
-                nn.Linear(3, 6),
-                nn.Linear(6, 2),
-                nn.Parameter(torch.ones(6)),
-            )
+                nn.Linear(3, 6), nn.Linear(6, 2), nn.Parameter(torch.ones(6)),
+            )  # fmt: skip
 
         def forward(self, x):
             return self.b(self.a(x) + self.shift)

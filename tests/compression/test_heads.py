@@ -156,14 +156,12 @@ class Attending(nn.Module):
 
 
 MASKS = {
-    "none": {},
-    "no weights": {"need_weights": False},
+    "none": {}, "no weights": {"need_weights": False},
     "every head's weights": {"average_attn_weights": False},
     "padding": {"key_padding_mask": torch.tensor([[False] * 4 + [True], [False] * 5])},
-    "additive": {"attn_mask": torch.randn(5, 5)},
-    "by head": {"attn_mask": torch.randn(6, 5, 5)},
+    "additive": {"attn_mask": torch.randn(5, 5)}, "by head": {"attn_mask": torch.randn(6, 5, 5)},
     "by head, hidden": {"attn_mask": torch.eye(5).bool().expand(6, 5, 5), "need_weights": False},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("batch_first", [False, True])

@@ -63,13 +63,10 @@ def tokens():
 
 
 MODELS = {
-    "bert": (bert, tokens),
-    "distilbert": (distilbert, tokens),
-    "llama": (llama, tokens),
-    "gpt2": (gpt2, tokens),
-    "vit": (vit, lambda: torch.randn(2, 3, 8, 8)),
+    "bert": (bert, tokens), "distilbert": (distilbert, tokens), "llama": (llama, tokens),
+    "gpt2": (gpt2, tokens), "vit": (vit, lambda: torch.randn(2, 3, 8, 8)),
     "t5": (t5, lambda: (tokens(), torch.ones(2, 6, dtype=torch.long), tokens()[:, :4])),
-}
+}  # fmt: skip
 OUTPUTS = ("attention.output.dense", ".out_lin", ".o_proj", "Attention.o", ".attn.c_proj")
 DOWN = (".output.dense", ".lin2", ".down_proj", ".fc2", ".wo", ".mlp.c_proj")
 

@@ -79,16 +79,11 @@ def kill(net, *units):
 
 
 KINDS = {
-    "lstm": {},
-    "gru": {"kind": nn.GRU},
-    "rnn": {"kind": nn.RNN, "nonlinearity": "relu"},
-    "layers": {"num_layers": 2},
-    "directions": {"bidirectional": True},
+    "lstm": {}, "gru": {"kind": nn.GRU}, "rnn": {"kind": nn.RNN, "nonlinearity": "relu"},
+    "layers": {"num_layers": 2}, "directions": {"bidirectional": True},
     "both": {"kind": nn.GRU, "num_layers": 2, "bidirectional": True},
-    "every step": {"take": "steps"},
-    "last state": {"take": "state"},
-    "packed": {"take": "packed"},
-}
+    "every step": {"take": "steps"}, "last state": {"take": "state"}, "packed": {"take": "packed"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -9,18 +9,15 @@ from torch import nn
 import vardrop as vd
 
 POOLS = {
-    "none": nn.Identity,
-    "max": lambda: nn.MaxPool2d(2),
+    "none": nn.Identity, "max": lambda: nn.MaxPool2d(2),
     "max, overlapping": lambda: nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True),
     "max, dilated": lambda: nn.MaxPool2d(2, dilation=2, stride=1),
-    "average": lambda: nn.AvgPool2d(2),
-    "adaptive max": lambda: nn.AdaptiveMaxPool2d(3),
-    "adaptive average": lambda: nn.AdaptiveAvgPool2d(3),
-    "power average": lambda: nn.LPPool2d(2, 2),
+    "average": lambda: nn.AvgPool2d(2), "adaptive max": lambda: nn.AdaptiveMaxPool2d(3),
+    "adaptive average": lambda: nn.AdaptiveAvgPool2d(3), "power average": lambda: nn.LPPool2d(2, 2),
     "max, and its places": lambda: nn.Sequential(nn.MaxPool2d(2, return_indices=True), Values()),
     "bilinear": lambda: nn.Upsample(scale_factor=0.5, mode="bilinear"),
     "padding": lambda: nn.ZeroPad2d(1),
-}
+}  # fmt: skip
 NORMS = {
     "none": nn.Identity,
     "batch": lambda: nn.BatchNorm2d(8),
@@ -29,25 +26,15 @@ NORMS = {
     "instance, tracked": lambda: nn.InstanceNorm2d(8, track_running_stats=True),
 }
 ACTIVATIONS = {
-    "relu": nn.ReLU,
-    "relu in place": lambda: nn.ReLU(inplace=True),
-    "gelu": nn.GELU,
-    "tanh": nn.Tanh,
-    "hardswish": nn.Hardswish,
-    "silu": nn.SiLU,
-    "elu in place": lambda: nn.ELU(inplace=True),
-    "leaky": nn.LeakyReLU,
-    "prelu": nn.PReLU,
-    "prelu by channel": lambda: nn.PReLU(8),
-    "softshrink": nn.Softshrink,
-}
+    "relu": nn.ReLU, "relu in place": lambda: nn.ReLU(inplace=True), "gelu": nn.GELU,
+    "tanh": nn.Tanh, "hardswish": nn.Hardswish, "silu": nn.SiLU,
+    "elu in place": lambda: nn.ELU(inplace=True), "leaky": nn.LeakyReLU, "prelu": nn.PReLU,
+    "prelu by channel": lambda: nn.PReLU(8), "softshrink": nn.Softshrink,
+}  # fmt: skip
 RECIPES = {
-    "sparse_vd": vd.sparse_vd(),
-    "l0": vd.l0(),
-    "structured_pruning": vd.structured_pruning(),
-    "beta_bernoulli": vd.beta_bernoulli(),
-    "bayesian_compression": vd.bayesian_compression(),
-}
+    "sparse_vd": vd.sparse_vd(), "l0": vd.l0(), "structured_pruning": vd.structured_pruning(),
+    "beta_bernoulli": vd.beta_bernoulli(), "bayesian_compression": vd.bayesian_compression(),
+}  # fmt: skip
 _CLOSED = {"logit": -8.0, "log_sigma": 3.0, "raw_a": -9.0, "log_sigma2": 8.0}
 
 

@@ -91,11 +91,9 @@ def test_plan_says_what_and_why_not():
 
 
 @pytest.mark.parametrize("where, exclude, expected", [
-    ("fc", None, {"fc"}),
-    (nn.Conv1d, None, {"conv"}),
+    ("fc", None, {"fc"}), (nn.Conv1d, None, {"conv"}),
     (lambda module, name: name.startswith("c"), None, {"conv"}),
-    (["fc", nn.Conv1d], None, {"fc", "conv"}),
-    (None, "con*", {"fc", "attention", "lstm"}),
+    (["fc", nn.Conv1d], None, {"fc", "conv"}), (None, "con*", {"fc", "attention", "lstm"}),
     (None, nn.Linear, {"conv", "attention", "lstm"}),
 ])  # fmt: skip
 def test_selection(where, exclude, expected):

@@ -85,14 +85,9 @@ def test_kappa_of_a_linear_classifier_is_exact_in_expectation() -> None:
     assert (found / exact - 1).abs().max() < 6 * (2 / 64) ** 0.5
 
 
-@pytest.mark.parametrize(
-    "likelihood, outputs, exact",
-    [
-        (vd.Gaussian(0.5), 1, 4.0),
-        (vd.Bernoulli(), 1, 0.25),
-        (vd.HeteroscedasticGaussian(), 2, None),
-    ],
-)
+@pytest.mark.parametrize("likelihood, outputs, exact", [
+    (vd.Gaussian(0.5), 1, 4.0), (vd.Bernoulli(), 1, 0.25), (vd.HeteroscedasticGaussian(), 2, None),
+])  # fmt: skip
 def test_scores_of_the_other_likelihoods(
     likelihood: vd.likelihoods.Likelihood, outputs: int, exact: float | None
 ) -> None:

@@ -14,11 +14,9 @@ from vardrop.functional.fast.table import FAST_PATHS
 WEIGHTS = [torch.randn(40, 30), torch.randn(40, 30) - 3]
 OUTPUTS = [torch.randn(6, 5), torch.rand(6, 5) + 0.1, torch.randn(6, 5)]
 ARGUMENTS = {
-    "weights shared by the draws and the KL of a step": WEIGHTS,
-    "blocked KL": WEIGHTS,
-    "gradient of the KL in a compiled graph": WEIGHTS,
-    "Gaussian output": OUTPUTS,
-}
+    "weights shared by the draws and the KL of a step": WEIGHTS, "blocked KL": WEIGHTS,
+    "gradient of the KL in a compiled graph": WEIGHTS, "Gaussian output": OUTPUTS,
+}  # fmt: skip
 
 
 def test_every_fast_path_is_worth_its_code():

@@ -14,13 +14,9 @@ from vardrop.noisy import noisy_modules
 
 QUIET = vd.Recipe(vd.AdditiveGaussian(log_sigma2=-80.0), vd.Normal(), vd.weight_sample)
 OPTIONS = [
-    {},
-    {"bias": False},
-    {"add_bias_kv": True},
-    {"add_zero_attn": True},
-    {"kdim": 6, "vdim": 5},
+    {}, {"bias": False}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 6, "vdim": 5},
     {"kdim": 6, "vdim": 5, "add_bias_kv": True, "add_zero_attn": True, "bias": False},
-]
+]  # fmt: skip
 
 
 def tensors(options, batch_first, batch=3, target=4, source=5):

@@ -65,11 +65,9 @@ def test_bins_are_closed_on_the_right() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(
-    seed=st.integers(0, 2**31),
-    rows=st.integers(1, 60),
-    bins=st.integers(1, 20),
+    seed=st.integers(0, 2**31), rows=st.integers(1, 60), bins=st.integers(1, 20),
     scheme=st.sampled_from(["width", "mass"]),
-)
+)  # fmt: skip
 def test_curve_adds_up_to_ece(seed: int, rows: int, bins: int, scheme: Scheme) -> None:
     probs, y = predictions(rows, 3, seed)
     curve = reliability_curve(probs, y, bins, scheme)

@@ -67,29 +67,22 @@ NETS = {
     "dense": (lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), (5,)),
     "norms": (
         lambda: nn.Sequential(
-            nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"),
-            nn.BatchNorm2d(4),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Sequential(nn.Conv2d(4, 4, 2, bias=False), nn.BatchNorm2d(4)),
-            nn.Tanh(),
-            nn.Flatten(),
-            nn.Linear(16, 3),
+            nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"), nn.BatchNorm2d(4), nn.ReLU(),
+            nn.MaxPool2d(2), nn.Sequential(nn.Conv2d(4, 4, 2, bias=False), nn.BatchNorm2d(4)),
+            nn.Tanh(), nn.Flatten(), nn.Linear(16, 3),
         ),
         (2, 6, 6),
     ),
-    "residual": (Residual, (2, 5, 5)),
-    "tapped": (Tapped, (2, 5, 5)),
+    "residual": (Residual, (2, 5, 5)), "tapped": (Tapped, (2, 5, 5)),
     "recurrent": (Recurrent, (6, 4)),
     "encoder": (
         lambda: nn.Sequential(
-            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True),
-            nn.Flatten(),
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True), nn.Flatten(),
             nn.Linear(24, 3),
         ),
         (3, 8),
     ),
-}
+}  # fmt: skip
 
 
 def trained(name: str, recipe: vd.BaseRecipe | None = None) -> tuple[nn.Module, Tensor]:

@@ -15,13 +15,10 @@ from vardrop.noisy import Noisy
 from vardrop.prediction import draw, draws
 
 RECIPES = [
-    vd.bayes_by_backprop(log_sigma2=-2.0),
-    vd.Recipe(vd.AdditiveGaussian(-2.0), noisy_bias=True),
-    vd.variance_layer("sign"),
-    vd.dropconnect(0.3),
-    vd.binary_dropout(0.4),
+    vd.bayes_by_backprop(log_sigma2=-2.0), vd.Recipe(vd.AdditiveGaussian(-2.0), noisy_bias=True),
+    vd.variance_layer("sign"), vd.dropconnect(0.3), vd.binary_dropout(0.4),
     vd.variational_dropout("A"),
-]
+]  # fmt: skip
 
 
 def conv_net(recipe: vd.Recipe) -> nn.Module:

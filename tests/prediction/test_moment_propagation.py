@@ -20,14 +20,10 @@ from vardrop.prediction import predict
 from vardrop.prediction.moments import RULES, Moments, RandomTensor, propagate
 
 ACTIVATIONS = {
-    "relu": functional.relu,
-    "leaky_relu": functional.leaky_relu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "gelu": functional.gelu,
-    "silu": functional.silu,
+    "relu": functional.relu, "leaky_relu": functional.leaky_relu, "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid, "gelu": functional.gelu, "silu": functional.silu,
     "softplus": functional.softplus,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -217,18 +213,15 @@ def overwrite(h: Tensor) -> Tensor:
 
 
 EXACT = {
-    "minus one": lambda h: h - 1,
-    "one minus": lambda h: 1 - h,
-    "half": lambda h: h / 2,
+    "minus one": lambda h: h - 1, "one minus": lambda h: 1 - h, "half": lambda h: h / 2,
     "negative": lambda h: -h,
     "two axes changed": lambda h: h.view(-1, 3, 2).permute(0, 2, 1).reshape(3, 6),
     "a tensor plus": lambda h: torch.arange(6.0) + h,
-    "a tensor times": lambda h: torch.arange(6.0) * h,
-    "mean": lambda h: h.mean(1, keepdim=True),
+    "a tensor times": lambda h: torch.arange(6.0) * h, "mean": lambda h: h.mean(1, keepdim=True),
     "mean of two axes": lambda h: h.view(-1, 3, 2).mean((1, 2)).unsqueeze(1),
     "dropout": lambda h: functional.dropout(h, 0.5, training=True),
     "no dropout": lambda h: functional.dropout(h, 0.5, training=False),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -255,27 +248,19 @@ def only_tensors(h: Tensor) -> Tensor:
 
 
 REFUSED = {
-    "pow": lambda h: h**3,
-    "setitem": lambda h: h.__setitem__(0, 1),
-    "getitem": lambda h: h[:, 0],
-    "gt": lambda h: h > 0,
-    "eq": lambda h: h == 0,
-    "bool": lambda h: h if h else -h,
-    "item": lambda h: h.item(),
-    "softmax": lambda h: h.softmax(1),
-    "layer_norm": lambda h: functional.layer_norm(h, (6,)),
-    "cat": lambda h: torch.cat([h, h], 1),
-    "expand": lambda h: h.expand(2, 3, 6),
-    "rtruediv": lambda h: 1 / h,
+    "pow": lambda h: h**3, "setitem": lambda h: h.__setitem__(0, 1), "getitem": lambda h: h[:, 0],
+    "gt": lambda h: h > 0, "eq": lambda h: h == 0, "bool": lambda h: h if h else -h,
+    "item": lambda h: h.item(), "softmax": lambda h: h.softmax(1),
+    "layer_norm": lambda h: functional.layer_norm(h, (6,)), "cat": lambda h: torch.cat([h, h], 1),
+    "expand": lambda h: h.expand(2, 3, 6), "rtruediv": lambda h: 1 / h,
     "div with a random argument after": lambda h: torch.ones(6) / h,
     "mul of random tensors that depend": lambda h: h * torch.tanh(h),
     "add of random tensors that depend": lambda h: h + h,
     "randn, a random function": lambda h: h + torch.randn(6),
     "dropout of several elements": lambda h: functional.dropout2d(h, 0.5, True),
     "batch_norm with the statistics": lambda h: functional.batch_norm(h, None, None, training=True),
-    "code that takes only tensors": only_tensors,
-    "T": lambda h: h.T,
-}
+    "code that takes only tensors": only_tensors, "T": lambda h: h.T,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -333,21 +318,19 @@ def test_gates_with_one_element_for_every_draw_are_exact(gate: object) -> None:
 
 
 POOLS = {
-    "plain": (nn.AvgPool2d(2), (8, 8)),
-    "padding": (nn.AvgPool2d(3, 2, padding=1), (8, 8)),
+    "plain": (nn.AvgPool2d(2), (8, 8)), "padding": (nn.AvgPool2d(3, 2, padding=1), (8, 8)),
     "padding without its count": (nn.AvgPool2d(3, 2, 1, count_include_pad=False), (8, 8)),
     "ceil mode": (nn.AvgPool2d(3, 2, ceil_mode=True), (8, 7)),
     "ceil mode, padding": (nn.AvgPool2d((3, 4), (2, 3), 1, ceil_mode=True), (8, 7)),
     "ceil mode, no count": (nn.AvgPool2d(3, 2, 1, True, count_include_pad=False), (6, 8)),
     "divisor": (nn.AvgPool2d(2, divisor_override=1), (6, 6)),
-    "overlap": (nn.AvgPool2d(3, 1), (5, 5)),
-    "adaptive": (nn.AdaptiveAvgPool2d(4), (8, 8)),
+    "overlap": (nn.AvgPool2d(3, 1), (5, 5)), "adaptive": (nn.AdaptiveAvgPool2d(4), (8, 8)),
     "adaptive, overlap": (nn.AdaptiveAvgPool2d(6), (9, 8)),
     "adaptive, two sizes": (nn.AdaptiveAvgPool2d((4, 3)), (6, 8)),
     "adaptive, one size kept": (nn.AdaptiveAvgPool2d((None, 3)), (3, 5)),
     "one axis": (nn.AvgPool1d(3, 2, padding=1, ceil_mode=True, count_include_pad=False), (8,)),
     "adaptive, one axis": (nn.AdaptiveAvgPool1d(4), (7,)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", POOLS)

@@ -22,13 +22,10 @@ from vardrop.prediction.strategies import LoopDraws, RowDraws
 Z = 6.0  # two-sided 2e-9; a few hundred comparisons stay below 1e-6 together
 flipout = vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=vd.flipout)
 RECIPES = {
-    "posterior": vd.bayes_by_backprop(log_sigma2=-2.0),
-    "zero mean": vd.variance_layer(),
-    "flipout": flipout,
-    "drop connect": vd.dropconnect(0.3),
-    "gate": vd.binary_dropout(0.4),
+    "posterior": vd.bayes_by_backprop(log_sigma2=-2.0), "zero mean": vd.variance_layer(),
+    "flipout": flipout, "drop connect": vd.dropconnect(0.3), "gate": vd.binary_dropout(0.4),
     "gaussian gate": vd.gaussian_dropout(0.4),
-}
+}  # fmt: skip
 
 
 def dense(recipe: vd.Recipe | None = None) -> nn.Module:
@@ -355,27 +352,23 @@ def test_outputs_of_zeros_change_no_draw(name: str, monkeypatch: pytest.MonkeyPa
 NAN = torch.tensor([[math.nan] * 5])
 
 
-@pytest.mark.parametrize(
-    "x, options, match",
-    [
-        (inputs(), {"samples": 0}, "`samples` to be an integer of at least 1, but got 0"),
-        (inputs(), {"samples": True}, "`samples` to be an integer of at least 1, but got True"),
-        (inputs(), {"memory": 0}, "`memory` to be an integer of at least 1"),
-        (inputs(), {"keep": -1}, "`keep` to be an integer of at least 0"),
-        (inputs(), {"seed": 0.5}, "`seed` to be an integer"),
-        (inputs(), {"tolerance": 0.0}, "`tolerance` to be a finite number and above 0"),
-        (inputs(), {"mode": "exact"}, "`mode` to be one of 'sample', 'mean'"),
-        (inputs(), {"draw": "some"}, "`draw` to be one of 'estimator', 'local', 'functions'"),
-        (inputs(), {"likelihood": nn.CrossEntropyLoss()}, "`likelihood` to be one of vardrop's"),
-        (inputs(), {"likelihood": vd.HeteroscedasticGaussian()}, "a mean and a log variance"),
-        (NAN, {}, "`x` to be finite, but got 5 values"),
-        (NAN / 0 * math.inf, {}, "`x` to be finite"),
-        (torch.zeros(0, 5), {}, "`x` to have rows"),
-        ([inputs(), NAN], {}, "`x` to be finite, but got 5 values"),
-        ([], {}, "at least one batch, but got an empty loader"),
-        ([{"x": 1}], {}, "batches to be tensors or dictionaries of tensors, or tuples"),
-    ],
-)
+@pytest.mark.parametrize("x, options, match", [
+    (inputs(), {"samples": 0}, "`samples` to be an integer of at least 1, but got 0"),
+    (inputs(), {"samples": True}, "`samples` to be an integer of at least 1, but got True"),
+    (inputs(), {"memory": 0}, "`memory` to be an integer of at least 1"),
+    (inputs(), {"keep": -1}, "`keep` to be an integer of at least 0"),
+    (inputs(), {"seed": 0.5}, "`seed` to be an integer"),
+    (inputs(), {"tolerance": 0.0}, "`tolerance` to be a finite number and above 0"),
+    (inputs(), {"mode": "exact"}, "`mode` to be one of 'sample', 'mean'"),
+    (inputs(), {"draw": "some"}, "`draw` to be one of 'estimator', 'local', 'functions'"),
+    (inputs(), {"likelihood": nn.CrossEntropyLoss()}, "`likelihood` to be one of vardrop's"),
+    (inputs(), {"likelihood": vd.HeteroscedasticGaussian()}, "a mean and a log variance"),
+    (NAN, {}, "`x` to be finite, but got 5 values"), (NAN / 0 * math.inf, {}, "`x` to be finite"),
+    (torch.zeros(0, 5), {}, "`x` to have rows"),
+    ([inputs(), NAN], {}, "`x` to be finite, but got 5 values"),
+    ([], {}, "at least one batch, but got an empty loader"),
+    ([{"x": 1}], {}, "batches to be tensors or dictionaries of tensors, or tuples"),
+])  # fmt: skip
 def test_bad_input_is_refused(x: object, options: dict[str, object], match: str) -> None:
     net = dense().train()
     assert_refused(match, predict, net, x, **options)

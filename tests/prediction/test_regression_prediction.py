@@ -110,25 +110,22 @@ def values(noise_std: float = 0.0, keep: int = 4) -> Prediction:
     return predict(noisy_line(), torch.ones(2, 2), 4, **options)
 
 
-@pytest.mark.parametrize(
-    "ask, match",
-    [
-        (
-            lambda: classes().interval(1.0),
-            "`level` to be a finite number and above 0 and below 1, but got 1.0",
-        ),
-        (lambda: classes().log_prob(torch.tensor([0, 3])), "classes from 0 to 2, but got 3"),
-        (lambda: classes().log_prob(torch.tensor([0, -1])), "classes from 0 to 2, but got -1"),
-        (lambda: classes().log_prob(torch.zeros(2)), "class indices of shape"),
-        (lambda: values().probs, "a classification for `probs`"),
-        (lambda: values().entropy, "a classification for `entropy`"),
-        (lambda: values().log_prob(torch.zeros(2, 1)), "a likelihood with a density"),
-        (
-            lambda: values(0.1).log_prob(torch.zeros(2)),
-            r"shape \(2, 1\) of the prediction, but got \(2,\)",
-        ),
-        (lambda: values(keep=0).interval(0.9), "kept draws, but got none"),
-    ],
-)
+@pytest.mark.parametrize("ask, match", [
+    (
+        lambda: classes().interval(1.0),
+        "`level` to be a finite number and above 0 and below 1, but got 1.0",
+    ),
+    (lambda: classes().log_prob(torch.tensor([0, 3])), "classes from 0 to 2, but got 3"),
+    (lambda: classes().log_prob(torch.tensor([0, -1])), "classes from 0 to 2, but got -1"),
+    (lambda: classes().log_prob(torch.zeros(2)), "class indices of shape"),
+    (lambda: values().probs, "a classification for `probs`"),
+    (lambda: values().entropy, "a classification for `entropy`"),
+    (lambda: values().log_prob(torch.zeros(2, 1)), "a likelihood with a density"),
+    (
+        lambda: values(0.1).log_prob(torch.zeros(2)),
+        r"shape \(2, 1\) of the prediction, but got \(2,\)",
+    ),
+    (lambda: values(keep=0).interval(0.9), "kept draws, but got none"),
+])  # fmt: skip
 def test_bad_questions_are_refused(ask: object, match: str) -> None:
     assert_refused(match, ask)

@@ -58,19 +58,15 @@ def noisy(make: Callable[[], nn.Module]) -> nn.Module:
 def state(net: nn.Module) -> list[object]:
     modules = list(net.modules())
     return [
-        [type(m) for m in modules],
-        [m.training for m in modules],
+        [type(m) for m in modules], [m.training for m in modules],
         [getattr(m, "sampling", None) for m in modules],
         [getattr(m, "estimator", None) for m in modules],
         [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in modules],
-        [set(vars(m)) for m in modules],
-        [t.tolist() for t in net.state_dict().values()],
-        torch.backends.mha.get_fastpath_enabled(),
-        torch.is_grad_enabled(),
-        torch._C._functorch.get_dynamic_layer_stack_depth(),
-        noise_source(),
+        [set(vars(m)) for m in modules], [t.tolist() for t in net.state_dict().values()],
+        torch.backends.mha.get_fastpath_enabled(), torch.is_grad_enabled(),
+        torch._C._functorch.get_dynamic_layer_stack_depth(), noise_source(),
         torch.get_rng_state().tolist(),
-    ]
+    ]  # fmt: skip
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, int], Tensor]]] = {

@@ -77,10 +77,8 @@ def test_page(folder, capsys):
 
 @pytest.mark.parametrize("typed, code, says", [
     ("", 2, "Expected a name, --quick, --list or --page"),
-    ("toy/run toy/run", 2, "unexpected extra argument"),
-    ("toy/run --list", 2, "Expected a name"),
-    ("--quick --page", 2, "Expected a name"),
-    ("toy/ran", 1, "such as toy/run, but got 'toy/ran'"),
+    ("toy/run toy/run", 2, "unexpected extra argument"), ("toy/run --list", 2, "Expected a name"),
+    ("--quick --page", 2, "Expected a name"), ("toy/ran", 1, "such as toy/run, but got 'toy/ran'"),
     ("--quick toy/ran", 1, "such as toy/run, but got 'toy/ran'"),
 ])  # fmt: skip
 def test_broken_calls(folder, capsys, typed, code, says):

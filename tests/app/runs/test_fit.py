@@ -19,9 +19,7 @@ from vardrop.app.runs.config import command
 from vardrop.testing import RECURRENT
 from vardrop.tuning import NotFiniteError
 
-QUICK = {
-    "epochs": 2, "batch_size": 32, "folds": 2, "compare": False, "callback": RunCallback(),
-}  # fmt: skip
+QUICK = {"epochs": 2, "batch_size": 32, "folds": 2, "compare": False, "callback": RunCallback()}
 # Dropout that the named nets do not have, and gates that need a trained net, take options.
 OPTIONS = {"mc_dropout": {"drop_rate": 0.1}, "dependent_beta_bernoulli": {"joint": True}}
 

@@ -49,10 +49,8 @@ def test_a_process_group_is_made_for_the_device(monkeypatch):
     fake = {
         "init_process_group": calls.append,
         "get_default_backend_for_device": lambda d: {"cpu": "gloo", "cuda": "nccl"}[d.type],
-        "destroy_process_group": lambda: None,
-        "get_rank": lambda: 1,
-        "get_world_size": lambda: 2,
-    }
+        "destroy_process_group": lambda: None, "get_rank": lambda: 1, "get_world_size": lambda: 2,
+    }  # fmt: skip
     for name, function in fake.items():
         monkeypatch.setattr(processes.dist, name, function)
     with processes.join_processes(torch.device("cuda", 1)) as world:

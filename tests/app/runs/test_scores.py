@@ -111,13 +111,10 @@ def test_scores_of_numbers_are_scikit_learns():
     found = number_scores(mean, std, normal.log_prob(y), y, (mean - 0.6, mean + 0.6)).metrics
     t, p = y.flatten().numpy(), mean.flatten().numpy()
     expected = {
-        "rmse": sklearn.root_mean_squared_error(t, p),
-        "mae": sklearn.mean_absolute_error(t, p),
-        "r2": sklearn.r2_score(t, p),
-        "nll": -float(normal.log_prob(y).mean()),
-        "coverage95": np.mean(np.abs(t - p) <= 0.6),
-        "width95": 1.2,
-    }
+        "rmse": sklearn.root_mean_squared_error(t, p), "mae": sklearn.mean_absolute_error(t, p),
+        "r2": sklearn.r2_score(t, p), "nll": -float(normal.log_prob(y).mean()),
+        "coverage95": np.mean(np.abs(t - p) <= 0.6), "width95": 1.2,
+    }  # fmt: skip
     assert {k: found[k] for k in expected} == pytest.approx(expected)
 
 
