@@ -9,10 +9,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import torch
 from measuring import Row, figure, plain_step
-from predict import memory as prediction_memory, peak
 from train_step import noisy_step
 
 import vardrop as vd
@@ -25,6 +25,38 @@ STEPS = {
         net, vd.sparse_vd(), x, y, None, every=10
     ),
 }
+
+
+def _resident(field: str) -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(field))
+
+
+def peak(run: Callable[[], object]) -> int:
+    """Kilobytes above the resident set before the call (Linux)."""
+    with open("/proc/self/clear_refs", "w") as reset:
+        reset.write("5")
+    before = _resident("VmRSS")
+    run()
+    return _resident("VmHWM") - before
+
+
+def prediction_memory(samples: int) -> dict[str, object]:
+    """Peak memory of many draws compared with few draws. Both keep few draws."""
+    net = vd.convert(mlp(784, 300, 100, 10), vd.sparse_vd()).eval()
+    x, few = torch.randn(256, 1, 28, 28), 9
+
+    def run(draws: int) -> object:
+        return vd.predict(net, x, draws, keep=few)
+
+    run(few)  # memory that only a first call allocates
+    one, many = peak(lambda: run(few)), peak(lambda: run(samples))
+    return {
+        "case": "memory, MLP, batch 256",
+        f"{few} draws, kB": one,
+        f"{samples} draws, kB": many,
+        "ratio": round(many / one, 2),
+    }
 
 
 def train_peak(case: str, candidate: str) -> int:

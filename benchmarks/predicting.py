@@ -6,7 +6,7 @@ import copy
 
 import torch
 from measuring import Row, Run, Settings, per_call, repeated, rows
-from predict import SAMPLES, lrt_loop, weight_loop
+from predict import SAMPLES
 from torch import Tensor, nn
 
 import vardrop as vd
@@ -19,6 +19,28 @@ def forward(net: nn.Module, x: Tensor) -> Run:
             return net(x)  # type: ignore[no-any-return]
 
     return run
+
+
+def lrt_loop(net: nn.Module, x: Tensor) -> Run:
+    """A loop written by hand: sampling on, one forward pass per draw, the mean probability."""
+
+    def run() -> Tensor:
+        with torch.no_grad(), vd.sampling(net):
+            total = torch.zeros(())
+            for _ in range(SAMPLES):
+                total = total + net(x).softmax(1)
+            return total / SAMPLES
+
+    return run
+
+
+def weight_loop(net: nn.Module, x: Tensor) -> Run:
+    """A loop that draws all weights for every pass, as weight-sampling libraries do."""
+    sampled = copy.deepcopy(net)
+    for module in sampled.modules():
+        if hasattr(module, "estimator"):
+            module.estimator = vd.weight_sample
+    return lrt_loop(sampled, x)
 
 
 def dropout_loop(net: nn.Module, x: Tensor) -> Run:

@@ -1,11 +1,14 @@
 """The device and the processes of a run under torchrun."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.refusals import assert_refused
+from tests.running import TORCHRUN, python
 from vardrop._core.processes import World
 from vardrop.app.runs import processes
 
@@ -58,3 +61,25 @@ def test_a_process_group_is_made_for_the_device(monkeypatch):
     with processes.join_processes() as world:
         assert world.device == torch.device("cpu")
     assert calls == ["cuda:1", "nccl", "gloo"]
+
+
+# Two processes under torchrun give the loss curve of one, for the same global batch and noise.
+
+
+SCRIPT = str(Path(__file__).with_name("shared.py"))
+
+
+def trained(path, *launcher):
+    done = python(*launcher, SCRIPT, path)
+    assert done.returncode == 0, done.stderr
+    return json.loads(path.read_text())
+
+
+def test_two_processes_give_the_curve_of_one(tmp_path):
+    alone = trained(tmp_path / "one.json")
+    shared = trained(tmp_path / "two.json", *TORCHRUN)
+    assert (alone["processes"], shared["processes"]) == (1, 2)
+    for part in ("loss", "nll"):
+        one, two = ([e[part] for e in found["epochs"]] for found in (alone, shared))
+        assert max(abs(a - b) for a, b in zip(one, two, strict=True)) <= 1e-4, (part, one, two)
+    assert one[-1] < 0.8 * one[0]
