@@ -54,8 +54,7 @@ def chain():
 
 def trained(make):
     torch.manual_seed(0)
-    net = vd.convert(make(), vd.sparse_vd(log_sigma2=-3.0)).eval()
-    return net, torch.randn(5, 2, 6, 6)
+    return vd.convert(make(), vd.sparse_vd(log_sigma2=-3.0)).eval(), torch.randn(5, 2, 6, 6)
 
 
 def session_of(path):
@@ -216,8 +215,7 @@ def test_conformal_sets_and_metadata_are_in_the_file(tmp_path):
 def test_a_program_of_torch_answers_too():
     net, x = trained(chain)
     predictor = vd.freeze(net, mode="moments")
-    program = export_program(predictor, x[:1], outputs=("probs", "lower"))
-    probs, lower = program.module()(x)
+    probs, lower = export_program(predictor, x[:1], outputs=("probs", "lower")).module()(x)
     expected = dict(zip(predictor.output_names, predictor.outputs(x), strict=True))
     torch.testing.assert_close(probs, expected["probs"])
     torch.testing.assert_close(lower, expected["lower"])

@@ -151,8 +151,7 @@ class Attending(nn.Module):
         self.leave, self.call = nn.Linear(12, 4), call
 
     def forward(self, query, other):
-        found = self.attention(query, other, other, **self.call)
-        return self.leave(found[0])
+        return self.leave(self.attention(query, other, other, **self.call)[0])
 
 
 MASKS = {

@@ -48,8 +48,7 @@ def gpt2():
 
 
 def vit():
-    options = sized(image_size=8, patch_size=4)
-    return build("ViTConfig", "ViTForImageClassification", **options)
+    return build("ViTConfig", "ViTForImageClassification", **sized(image_size=8, patch_size=4))
 
 
 def t5():
@@ -153,8 +152,7 @@ def test_a_model_is_slimmed_on_named_batches_by_one_gate_per_head():
     x = torch.randint(1, 50, (48, 6))
     y = torch.randint(2, (48,))
     batches = [({"input_ids": x[i : i + 16]}, y[i : i + 16]) for i in (0, 16, 32)]
-    net = bert().eval()
-    small = vd.slim(net, batches[:2], batches[2:], macs=0.5, epochs=8, ways=["torch"])
+    small = vd.slim(bert().eval(), batches[:2], batches[2:], macs=0.5, epochs=8, ways=["torch"])
     assert small.left("macs") <= 0.5
     widths = [layer.attention.self.key.out_features for layer in small.net.bert.encoder.layer]
     assert all(width % SIZE == 0 for width in widths)
@@ -186,8 +184,7 @@ def test_heads_that_a_shared_bias_of_positions_ties_go_together_or_stay():
 def test_query_heads_that_share_a_dead_key_go_with_it_and_others_stay():
     net = llama().eval()
     kill(net, heads=(0, 3))  # one of each pair: their keys are read by the other
-    small = vd.shrink(net, tokens()).net
-    assert small.model.layers[0].self_attn.q_proj.out_features == WIDTH
+    assert vd.shrink(net, tokens()).net.model.layers[0].self_attn.q_proj.out_features == WIDTH
 
 
 @pytest.mark.slow

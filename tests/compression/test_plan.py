@@ -148,8 +148,7 @@ def test_a_net_that_takes_no_other_integers_is_proven_on_the_example():
                 raise ValueError("three steps")
             return self.b(self.a(x).relu())
 
-    net = Steps().eval()
-    plan = vd.shrink(net, (torch.randn(2, 4), torch.tensor(3))).plan
+    plan = vd.shrink(Steps().eval(), (torch.randn(2, 4), torch.tensor(3))).plan
     assert plan.proof.startswith("Equal on the example")
     one = nn.Sequential(nn.Linear(4, 2))
     assert "integers" not in vd.shrink(one, torch.randn(1, 4)).plan.proof

@@ -189,8 +189,7 @@ def test_a_sparse_net_is_shrunk_and_packed(tmp_path):
     assert (small.layer.input_size, small.layer.hidden_size) == (5, 7)
     assert plan.standard_deviations["layer.weight_hh_l0"].shape == (28, 7)
     vd.pack(vd.Shrunk(small, plan), tmp_path / "small.vdp")
-    rounded = vd.unpack(tmp_path / "small.vdp", into=Reader())
-    assert rounded.layer.hidden_size == 7
+    assert vd.unpack(tmp_path / "small.vdp", into=Reader()).layer.hidden_size == 7
 
 
 def test_words_without_a_vector_share_one_entry(tmp_path):

@@ -197,8 +197,7 @@ def with_dead_channels(net, recipe):
 
 
 def check(net):
-    x = torch.randn(4, 1, 12, 12)
-    small = vd.shrink(net, x).net
+    small = vd.shrink(net, torch.randn(4, 1, 12, 12)).net
     assert small.first.out_channels == 3
     assert small.second.in_channels == 3
 

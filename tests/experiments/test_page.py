@@ -163,8 +163,7 @@ def item(values, errors=(None, None)):
 def test_the_values_of_an_item_are_judged_together(values, verdict):
     assert item(values).verdict == verdict
     assert count_verdicts([item(values)])[verdict] == 1
-    missing = Item("a", {"result": None}, {}, "")
-    assert missing.verdict == "not run"
+    assert Item("a", {"result": None}, {}, "").verdict == "not run"
 
 
 def test_the_variance_is_pooled_over_values_of_one_kind():

@@ -45,8 +45,7 @@ def test_scaling_mends_the_calibration_of_other_data() -> None:
 
 
 def test_certain_classes_stay_in_range() -> None:
-    probs = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    assert torch.isfinite(apply_temperature(probs, 5.0)).all()
+    assert torch.isfinite(apply_temperature(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 5.0)).all()
     p, _ = overconfident(50, seed=0)
     assert fit_temperature(p, p.probs.argmax(1)) < 0.01  # never wrong: as cold as it gets
 
@@ -84,8 +83,7 @@ def test_conformal_sets_cover_as_promised(level: float) -> None:
     fresh, y = overconfident(400, seed=0)
     covered, sizes = [], []
     for seed in range(1, 201):
-        rule = conformal(*overconfident(100, seed), level)
-        inside = rule.classes(fresh)
+        inside = conformal(*overconfident(100, seed), level).classes(fresh)
         covered.append(float(inside.gather(1, y.unsqueeze(1)).float().mean()))
         sizes.append(float(inside.float().sum(1).mean()))
     mean = sum(covered) / len(covered)

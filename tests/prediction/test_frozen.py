@@ -50,8 +50,7 @@ class Tapped(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         first = self.body[0](x)
         second = self.more[0](self.body[1:](first))
-        third = self.more[1](second)
-        return self.out(torch.cat([first + second, third], 1).mean((2, 3)))
+        return self.out(torch.cat([first + second, self.more[1](second)], 1).mean((2, 3)))
 
 
 class Recurrent(nn.Module):
@@ -174,8 +173,7 @@ def test_copies_and_other_precisions(name: str) -> None:
     expected = predictor(x, seed=0).probs
     for twin in (copy.deepcopy(predictor), pickle.loads(pickle.dumps(predictor))):
         assert torch.equal(twin(x, seed=0).probs, expected)
-    wide = vd.freeze(net, samples=5).double()(x.double(), seed=0)
-    assert wide.probs.dtype == torch.float64
+    assert vd.freeze(net, samples=5).double()(x.double(), seed=0).probs.dtype == torch.float64
 
 
 def test_batches_and_loaders_are_those_of_predict() -> None:

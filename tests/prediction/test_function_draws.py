@@ -120,8 +120,7 @@ def test_a_gate_registered_twice_is_held_once() -> None:
 def test_bad_input_is_refused() -> None:
     assert_refused("noisy modules or dropout, but got Linear", draw, nn.Linear(2, 1))
     assert_refused("`samples` to be an integer of at least 1, but got 0", draws, nn.Linear(2, 1), 0)
-    lstm = nn.LSTM(2, 2, num_layers=2, dropout=0.5)
-    assert_refused("dropout inside LSTM", draw, lstm)
+    assert_refused("dropout inside LSTM", draw, nn.LSTM(2, 2, num_layers=2, dropout=0.5))
 
 
 def test_held_noise_is_refused_in_an_exported_graph() -> None:

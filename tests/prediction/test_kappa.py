@@ -72,8 +72,7 @@ def test_stochastic_estimator_is_unbiased() -> None:
     exact = kappa(net, batches, samples=0)
     generator = torch.Generator().manual_seed(0)
     draws = [kappa(net, batches, probes=2, generator=generator, samples=0) for _ in range(runs)]
-    elements = sum(v.numel() for v in exact.values())
-    limit = norm.isf(1e-6 / 2 / elements)
+    limit = norm.isf(1e-6 / 2 / sum(v.numel() for v in exact.values()))
     for name, expected in exact.items():
         sample = torch.stack([d[name] for d in draws])
         error = sample.std(0) / runs**0.5
@@ -161,8 +160,7 @@ def test_prediction_takes_it_for_tied_weights() -> None:
     net[2].weight = net[0].weight
     vd.convert(net, vd.sparse_vd(log_sigma2=-2.0))
     x = torch.randn(4, 3)
-    found = kappa(net, [(x, torch.randint(3, (4,)))])
-    assert select(net, found, threshold=0.0).fraction > 0
+    assert select(net, kappa(net, [(x, torch.randint(3, (4,)))]), threshold=0.0).fraction > 0
     assert set(unlabelled_kappa(net, x)) == {"0"}
 
 

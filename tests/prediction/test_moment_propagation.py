@@ -147,8 +147,7 @@ def test_uncertainty_of_the_moments_is_that_of_samples() -> None:
     found = predict(net, x, 20_000, mode="moments")
     assert (found.probs - sampled.probs).abs().max() < 0.02
     assert (found.epistemic / sampled.epistemic - 1).abs().max() < 0.1
-    again = predict(net, x, 20_000, mode="moments")
-    assert torch.equal(found.probs, again.probs)
+    assert torch.equal(found.probs, predict(net, x, 20_000, mode="moments").probs)
 
 
 def test_unsupported_modules_are_named_and_the_net_is_left_alone() -> None:

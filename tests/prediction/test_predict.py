@@ -150,12 +150,10 @@ def test_the_mean_mode_is_the_weight_scaling_rule() -> None:
 
 def test_a_loader_gives_what_its_batches_give() -> None:
     net, x = dense(), inputs(6)
-    loader = [(x[:4], torch.zeros(4)), (x[4:], torch.zeros(2))]
-    p = predict(net, loader, 10, seed=0)
+    p = predict(net, [(x[:4], torch.zeros(4)), (x[4:], torch.zeros(2))], 10, seed=0)
     assert len(p) == 6
     assert p.draws.shape == (10, 6, 3)
-    first = predict(net, x[:4], 10, seed=0)
-    torch.testing.assert_close(p.probs[:4], first.probs)
+    torch.testing.assert_close(p.probs[:4], predict(net, x[:4], 10, seed=0).probs)
 
 
 def test_rows_are_split_where_one_draw_would_not_fit() -> None:
@@ -234,8 +232,7 @@ def test_plain_dropout_is_noise_and_batch_norm_is_not_touched() -> None:
     square = (p.draws - p.draws.mean(0)).square()
     assert ((square.mean(0) - expected).abs() / (square.std(0) / 4000**0.5)).max() < Z
     assert not net[1].running_mean.any()
-    whole = predict(net, inputs(), 1000, draw="functions", seed=1)
-    assert z_score(p.draws, whole.draws) < Z
+    assert z_score(p.draws, predict(net, inputs(), 1000, draw="functions", seed=1).draws) < Z
 
 
 def test_what_comes_before_the_first_noise_runs_once() -> None:
@@ -327,8 +324,7 @@ def test_draws_as_examples_have_the_distribution_of_a_loop(name: str) -> None:
     net, recipe, x = CHAINS[name]
     net = vd.convert(copy.deepcopy(net), recipe).train()
     kept, n = x.clone(), 1500
-    strategy = strategy_of(net, x)
-    assert not strategy.plan(x).note
+    assert not strategy_of(net, x).plan(x).note
     found = blocks(net, x, n, n // 3)
     assert all(m.training for m in net.modules())
     with torch.no_grad(), draw_from(GeneratorNoise(1)):

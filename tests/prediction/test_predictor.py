@@ -70,8 +70,7 @@ class Tokens(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
         query, key, value = self.qkv(x).view(batch, length, 3, 4).permute(2, 0, 1, 3)
-        mixed = functional.scaled_dot_product_attention(query, key, value)
-        return self.out(mixed).mean(1)
+        return self.out(functional.scaled_dot_product_attention(query, key, value)).mean(1)
 
 
 class Recurrent(nn.Module):
@@ -312,8 +311,7 @@ def test_members_stay_as_they_are() -> None:
 def test_it_is_calibrated_frozen_and_exported(tmp_path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     nets, x, y = members(), torch.randn(60, 4), torch.arange(60) % 3
-    ensemble = vd.Ensemble(nets)
-    likelihood = vd.calibrate(ensemble, x, y)
+    likelihood = vd.calibrate(vd.Ensemble(nets), x, y)
     rule = vd.conformal(vd.Ensemble(nets, likelihood=likelihood)(x), y)
     frozen = vd.freeze(vd.Ensemble(nets, likelihood=likelihood, conformal=rule))
     expected = frozen.outputs(x[:7])

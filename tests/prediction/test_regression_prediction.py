@@ -100,8 +100,7 @@ def test_classes_may_have_further_axes() -> None:
 
 
 def classes() -> Prediction:
-    net = vd.convert(nn.Linear(2, 3), vd.bayes_by_backprop())
-    return predict(net, torch.ones(2, 2), 4)
+    return predict(vd.convert(nn.Linear(2, 3), vd.bayes_by_backprop()), torch.ones(2, 2), 4)
 
 
 def values(noise_std: float = 0.0, keep: int = 4) -> Prediction:

@@ -256,5 +256,4 @@ def test_an_objective_predicts_with_its_own_likelihood() -> None:
     with torch.no_grad():
         elbo.likelihood.log_std.fill_(3.0)
     assert torch.equal(p.interval(0.9).lower, before.lower)  # a prediction does not change later
-    student = vd.distil(elbo, x, nn.Linear(2, 1), epochs=1)
-    assert student(x).shape == (3, 1)
+    assert vd.distil(elbo, x, nn.Linear(2, 1), epochs=1)(x).shape == (3, 1)

@@ -14,8 +14,7 @@ from vardrop.app.data.splits import split_rows
 
 
 def houses(n=60):
-    generator = torch.Generator().manual_seed(0)
-    area = (50 + 100 * torch.rand(n, generator=generator)).tolist()
+    area = (50 + 100 * torch.rand(n, generator=torch.Generator().manual_seed(0))).tolist()
     return pd.DataFrame({
         "area": [math.nan if i % 7 == 3 else a for i, a in enumerate(area)],
         "town": ["Ulm" if i % 3 else "Bern" for i in range(n)],
