@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.nets import Parts
 from tests.refusals import assert_refused
 from tests.z_scores import z_bound
 from vardrop._core.errors import VardropError
@@ -221,15 +222,9 @@ def test_a_program_of_torch_answers_too():
     torch.testing.assert_close(lower, expected["lower"])
 
 
-class Dependent(nn.Module):
+def dependent():
     """Rows that change each other."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.inner(x - x.mean(0))
+    return Parts(lambda net, x: net.inner(x - x.mean(0)), inner=nn.Linear(4, 3))
 
 
 class Lacking(nn.Module):
@@ -237,13 +232,8 @@ class Lacking(nn.Module):
         return torch.special.bessel_j0(x)
 
 
-class Drawing(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.inner(x + torch.randn_like(x))
+def drawing():
+    return Parts(lambda net, x: net.inner(x + torch.randn_like(x)), inner=nn.Linear(4, 3))
 
 
 def test_functions_are_members_of_a_graph(tmp_path):
@@ -253,18 +243,13 @@ def test_functions_are_members_of_a_graph(tmp_path):
 
 
 def test_an_output_may_have_the_name_of_an_operation(tmp_path):
-    net = vd.convert(Averaging(), vd.sparse_vd()).eval()
+    net = vd.convert(averaging(), vd.sparse_vd()).eval()
     predictor = vd.freeze(net, mode="moments", likelihood=vd.Gaussian(0.5))
     check_answers(tmp_path / "net.onnx", predictor, torch.randn(5, 2, 4))
 
 
-class Averaging(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 1)
-
-    def forward(self, x):
-        return self.inner(x.mean(1))
+def averaging():
+    return Parts(lambda net, x: net.inner(x.mean(1)), inner=nn.Linear(4, 1))
 
 
 def test_what_a_graph_cannot_hold(tmp_path):
@@ -274,9 +259,9 @@ def test_what_a_graph_cannot_hold(tmp_path):
         return vd.freeze(vd.convert(net, recipe or vd.sparse_vd()).eval(), **options)
 
     refused = "depends on the other examples. Freeze with mode"
-    assert_refused(refused, vd.export_onnx, predictor(Dependent()), path, x)
+    assert_refused(refused, vd.export_onnx, predictor(dependent()), path, x)
     refused = "its code calls random functions of torch. Freeze"
-    assert_refused(refused, vd.export_onnx, predictor(Drawing()), path, x)
+    assert_refused(refused, vd.export_onnx, predictor(drawing()), path, x)
     with pytest.raises(VardropError, match="ONNX has, but got `bessel_j0`"):
         vd.export_onnx(predictor(nn.Sequential(nn.Linear(4, 3), Lacking())), path, x)
     lacking = nn.Sequential(nn.Linear(4, 3), Lacking())

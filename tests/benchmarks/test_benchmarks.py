@@ -16,7 +16,7 @@ import tables
 import torch
 import train_step
 from goals import COMPILED, GOALS, LAST, LENET, SMALL, TRAIN, Goal, asked
-from measuring import Settings, once, per_call, quartiles, rows, turns
+from measuring import Settings, per_call, quartiles, rows, turns
 from naive import Naive, naive
 from peer_layers import BUILDS, OURS, Model, beside, of_peer
 from profiling import heaviest, sentence
@@ -124,13 +124,6 @@ def test_a_page_says_what_was_missed_and_why():
     assert page.count("| plain | 1.00 |") == 1
 
 
-def test_results_are_written_with_a_chart(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "HERE", tmp_path)
-    results.write(toy_run())
-    assert "(train_step.png)" in (tmp_path / "RESULTS.md").read_text()
-    assert (tmp_path / "train_step.png").stat().st_size > 1000
-
-
 def test_the_chart_has_one_bar_for_each_library():
     rows = [
         {"group": "train step", "case": "a b1", "threads": 1, "candidate": name, "ratio": ratio}
@@ -233,11 +226,6 @@ def test_repeated_calls_are_brought_back_to_one():
 def test_quartiles():
     assert quartiles([4.0]) == (4.0, 4.0, 4.0)
     assert quartiles([5.0, 1.0, 3.0, 2.0, 4.0]) == (2.0, 3.0, 4.0)
-
-
-def test_the_first_row_of_a_candidate_stands_for_all():
-    found = [{"candidate": "a", "n": 1}, {"candidate": "b", "n": 2}, {"candidate": "a", "n": 3}]
-    assert once(found) == found[:2]
 
 
 def test_a_profile_names_the_heaviest_operation():

@@ -161,10 +161,9 @@ def test_a_model_is_slimmed_on_named_batches_by_one_gate_per_head():
 
 def test_a_noisy_model_loses_what_its_gates_close():
     net = vd.convert(bert(), vd.l0(), include="*.output.dense")
-    with torch.no_grad():
-        for gate in (m for m in net.modules() if isinstance(m, vd.Gate)):
-            gate.logit.fill_(5.0)
-            gate.logit[SIZE : 2 * SIZE] = -20.0
+    for gate in (m for m in net.modules() if isinstance(m, vd.Gate)):
+        gate.logit.data.fill_(5.0)
+        gate.logit.data[SIZE : 2 * SIZE] = -20.0
     small = vd.shrink(net, tokens()).net.bert.encoder.layer[0]
     assert small.attention.self.value.out_features == WIDTH - SIZE
     assert small.intermediate.dense.out_features == FORWARD - SIZE

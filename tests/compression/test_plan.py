@@ -16,9 +16,8 @@ from vardrop.compression import Select, ShrinkPlan
 def net_with_dead_units():
     net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
     vd.convert(net, vd.sparse_vd(log_sigma2=-12.0)).eval()
-    with torch.no_grad():
-        net[2].log_sigma2[:, :3] = 20.0
-        net[0].log_sigma2[:, 1] = 20.0
+    net[2].log_sigma2.data[:, :3] = 20.0
+    net[0].log_sigma2.data[:, 1] = 20.0
     return net
 
 
@@ -52,8 +51,7 @@ def test_plan_refuses_a_net_that_it_was_not_made_for():
     net, x = net_with_dead_units(), torch.randn(2, 5)
     plan = vd.shrink(net, x).plan
     trained = copy.deepcopy(net)
-    with torch.no_grad():
-        trained[2].log_sigma2.fill_(-12.0)  # what was dead is alive
+    trained[2].log_sigma2.data.fill_(-12.0)  # what was dead is alive
     assert_refused("Expected `net` to be the model that was planned for", plan.apply, trained)
     refused = "Expected `threshold` to name noisy modules"
     assert_refused(refused, plan.apply, vd.convert(nn.Sequential(nn.Linear(5, 3)), vd.sparse_vd()))
@@ -75,9 +73,8 @@ class Branching(nn.Module):
 @pytest.mark.parametrize("way", [lambda top: top > 8, lambda top: top < 0.05])
 def test_unit_that_another_branch_needs_stays(way):
     net = Branching(way).eval()
-    with torch.no_grad():
-        net.a.weight[:3] = 0
-        net.a.bias[:3] = -1.0  # constants, zero after the relu
+    net.a.weight.data[:3] = 0
+    net.a.bias.data[:3] = -1.0  # constants, zero after the relu
     small, plan = vd.shrink(net, torch.randn(2, 4))
     with torch.no_grad():
         for scale in (0.01, 1.0, 10.0, 100.0):
@@ -101,9 +98,8 @@ def test_rounding_that_large_inputs_magnify_is_no_difference():
 
     torch.manual_seed(0)
     net = Sharp().eval()
-    with torch.no_grad():
-        net.b.weight[:, ::3] = 0
-        net.a.weight[1] = 0  # a constant, which is folded: sums are rounded in another order
+    net.b.weight.data[:, ::3] = 0
+    net.a.weight.data[1] = 0  # a constant, which is folded: sums are rounded in another order
     plan = vd.shrink(net, torch.randn(5, 6)).plan
     assert plan.layers[0].after.outputs == 25
     assert not plan.notes
@@ -184,8 +180,7 @@ def test_units_before_one_that_is_put_back_go_by_the_plan_too():
         nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 5), nn.ReLU(),
         nn.Linear(5, 2),
     ).eval()  # fmt: skip
-    with torch.no_grad():
-        net[6].weight.zero_()  # everything before is dead, and every layer keeps one unit
+    net[6].weight.data.zero_()  # everything before is dead, and every layer keeps one unit
     x = torch.randn(2, 3)
     small = vd.shrink(net, x).plan.apply(net)
     assert [m.out_features for m in small if isinstance(m, nn.Linear)] == [1, 1, 1, 2]

@@ -110,9 +110,8 @@ def test_units_that_nothing_else_reads_go_and_the_net_is_read_again(name, tmp_pa
 def test_layers_of_one_size_keep_as_many_units_each():
     net, x = Reader(num_layers=2).eval(), example()
     kill(net, 0)
-    with torch.no_grad():
-        net.head.weight[:, 1] = 0
-        net.layer.weight_hh_l1[:, 1] = 0
+    net.head.weight.data[:, 1] = 0
+    net.layer.weight_hh_l1.data[:, 1] = 0
     plan = vd.shrink(net, x).plan
     assert plan.apply(net).layer.hidden_size == 7
     assert "1 units stay to keep layers of equal width." in plan.notes
@@ -151,8 +150,7 @@ def test_a_state_that_moves_without_inputs_stays(read_by_itself):
     net, x = Reader().eval(), example()
     silence(net, 3, 1.0)
     if not read_by_itself:
-        with torch.no_grad():
-            net.layer.weight_hh_l0[:, 3] = 0
+        net.layer.weight_hh_l0.data[:, 3] = 0
     small = vd.shrink(net, x).net
     assert small.layer.hidden_size == 8
     longer = torch.cat([x, x], 1)
@@ -253,10 +251,9 @@ class Projected(nn.Module):
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_a_projected_state_keeps_more_units_than_it_projects_to(bidirectional, tmp_path):
     net, x = Projected(bidirectional).eval(), torch.randn(2, 6, 3)
-    with torch.no_grad():
-        for name, weight in net.named_parameters():
-            if "weight_hr" in name:
-                weight[:, 2:] = 0  # six of the eight hidden units are read by nothing
+    for name, weight in net.named_parameters():
+        if "weight_hr" in name:
+            weight.data[:, 2:] = 0  # six of the eight hidden units are read by nothing
     small = vd.shrink(net, x).net
     assert (small.layer.hidden_size, small.layer.proj_size) == (5, 4)  # torch wants more than 4
     with torch.no_grad():

@@ -9,28 +9,19 @@ from torch import nn
 
 import vardrop as vd
 from tests.compression.nets import sparsen
+from tests.nets import Parts
 from vardrop.compression import shrink
 
 SIZE = 18  # pixels
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.PReLU, nn.Identity)
 
 
-class Residual(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return x + self.inner(x)
+def residual(inner):
+    return Parts(lambda net, x: x + net.inner(x), inner=inner)
 
 
-class Concat(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return torch.cat([x, self.inner(x)], 1)
+def concat(inner):
+    return Parts(lambda net, x: torch.cat([x, net.inner(x)], 1), inner=inner)
 
 
 @st.composite
@@ -58,9 +49,9 @@ def block(draw, channels):
         inner = nn.Sequential(
             draw(conv(channels, 4, True)), nn.ReLU(), draw(conv(4, channels, True))
         )
-        return [Residual(inner)], channels
+        return [residual(inner)], channels
     if kind == "concat":
-        return [Concat(draw(conv(channels, 2, True)))], channels + 2
+        return [concat(draw(conv(channels, 2, True)))], channels + 2
     if kind == "up":
         outputs = draw(st.sampled_from([2, 4]))
         return [nn.ConvTranspose2d(channels, outputs, 2)], outputs
@@ -88,9 +79,8 @@ def nets(draw):
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     share = draw(st.sampled_from([0.0, 0.3, 0.8]))
     net = nn.Sequential(*layers).double()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.double))
+    for parameter in net.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.double))
     return sparsen(net, generator, share, draw(st.sampled_from([0.2, 0.5]))), start, generator
 
 

@@ -14,9 +14,8 @@ from vardrop.compression.trace_units import trace_units
 def net_and_data():
     """A linear classifier whose weights die one after the other as the threshold falls."""
     net = vd.convert(nn.Linear(10, 2, bias=False), vd.sparse_vd()).eval()
-    with torch.no_grad():
-        net.weight.copy_(torch.stack([torch.arange(1.0, 11), -torch.arange(1.0, 11)]))
-        net.log_sigma2.fill_(0.0)  # log alpha = -2 log |weight|: large weights are relevant
+    net.weight.data.copy_(torch.stack([torch.arange(1.0, 11), -torch.arange(1.0, 11)]))
+    net.log_sigma2.data.fill_(0.0)  # log alpha = -2 log |weight|: large weights are relevant
     x = torch.randn(400, 10, generator=torch.Generator().manual_seed(0))
     return net, (x, net(x).argmax(1))
 
@@ -70,9 +69,8 @@ def test_a_sweep_traces_once(monkeypatch):
 def test_gates_are_kept_above():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     vd.convert(net, vd.Recipe(gate=vd.gates.BetaBernoulli()), include="2").eval()
-    with torch.no_grad():
-        for parameter in net[2].gate.parameters():
-            parameter.add_(torch.linspace(-2, 2, 4))
+    for parameter in net[2].gate.parameters():
+        parameter.data.add_(torch.linspace(-2, 2, 4))
     score = vd.noisy.relevance(net)["2.gate"].score
     data = (torch.randn(20, 3), torch.zeros(20, dtype=torch.long))
     t = choose_threshold(net, data, accuracy, sparsity=0.5)
@@ -92,9 +90,8 @@ def test_text_and_plot():
 
 def test_dead_weights_of_infinite_ratio_do_not_upset_the_sweep():
     net, data = net_and_data()
-    with torch.no_grad():
-        net.weight[:, :3] = 0
-        net.log_sigma2[:, 3] = 200.0
+    net.weight.data[:, :3] = 0
+    net.log_sigma2.data[:, 3] = 200.0
     assert math.isfinite(float(choose_threshold(net, data, accuracy, sparsity=0.3)))
 
 
@@ -117,10 +114,9 @@ def with_half_of_the_ranks_dead(recipe):
     torch.manual_seed(0)
     net = vd.convert(Adapted().eval(), recipe, include="lora_B")
     closed = {"log_sigma2": 1.0, "logit": -8.0, "log_sigma": 3.0, "raw_a": -9.0}
-    with torch.no_grad():
-        for name, parameter in net.lora_B.gate.named_parameters():
-            if name in closed:
-                parameter[:4] = closed[name]
+    for name, parameter in net.lora_B.gate.named_parameters():
+        if name in closed:
+            parameter.data[:4] = closed[name]
     return net
 
 

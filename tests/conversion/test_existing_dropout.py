@@ -179,7 +179,7 @@ def test_a_rate_of_zero_is_no_dropout():
 ])  # fmt: skip
 def test_a_function_is_not_drawn_where_code_draws_for_every_call(name, recipe, kind):
     net = vd.convert(INSIDE[name][0](), recipe)
-    assert_refused(f"dropout inside {kind}, which draws in every call", vd.draw, net)
+    assert_refused(f"dropout inside {kind}, which draws again in every call", vd.draw, net)
 
 
 def test_the_switch_of_code_is_seen_by_the_compiler():

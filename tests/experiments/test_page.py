@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments import louizos, page as pages, trainings
+from experiments import page as pages
 from experiments.command import FUNCTIONS
 from experiments.page import rows
 from experiments.runner import experiments, finished, outside, reproduce, result_path
 from experiments.shift import METHODS
 from experiments.verdicts import Item, count_verdicts, lead, load_items
-from tests.experiments.test_functions import TINY, few_images
 from tests.experiments.toy import describe, toy_training
 from tests.refusals import assert_refused
 from vardrop.app.data import data_directory
@@ -254,18 +253,6 @@ def test_recorded_results_meet_the_bounds():
     times = result("louizos/lenet5-channels")["latency"]["256"]  # also in onnxruntime
     assert times["dense"] >= 3 * times["chosen"]
     assert times["dense"] >= 8 * times["onnx small"]
-
-
-@pytest.mark.slow
-def test_latencies_and_layers_are_measured(monkeypatch):
-    monkeypatch.setattr(trainings, "load_images", few_images)
-    found = louizos.packed_bytes(seed=1, latency=True, **TINY["packed_bytes"])
-    for times in found["latency"].values():
-        assert set(times) == {"dense", "small", "chosen", "onnx dense", "onnx small"}
-        assert min(times.values()) > 0
-    assert found["layers"]["dense"]["1"] == {"weights": 235_200, "inputs": 784, "outputs": 300}
-    assert found["figures"]["times faster in torch, batches of 256"] > 0
-    assert json.loads(json.dumps(found)) == found
 
 
 # The quick version of every experiment keeps its bounds, which fail when a method stops working.

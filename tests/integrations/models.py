@@ -42,7 +42,6 @@ def llama():
 
 
 MODELS = {f.__name__: f for f in (bert, distilbert, gpt2, vit, t5, llama)}
-CLASSIFIERS = ("bert", "distilbert", "vit")
 
 
 def batch_of(name, rows=3):

@@ -132,10 +132,9 @@ def size(model):
 
 def without_units(model, count=8):
     """Let feed-forward units of a model with sparse VD be noise alone."""
-    with torch.no_grad():
-        for name, module in model.named_modules():
-            if name.endswith(("gate_proj", "up_proj")):
-                module.log_sigma2[:count] = 8.0
+    for name, module in model.named_modules():
+        if name.endswith(("gate_proj", "up_proj")):
+            module.log_sigma2.data[:count] = 8.0
     return model
 
 

@@ -16,9 +16,8 @@ from vardrop.tuning import distil
 def teacher(outputs: int = 3, log_sigma2: float = -1.5, scale: float = 3.0) -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, outputs))
-    with torch.no_grad():
-        for p in net.parameters():
-            p.mul_(scale)
+    for p in net.parameters():
+        p.data.mul_(scale)
     return vd.convert(net, vd.bayes_by_backprop(log_sigma2=log_sigma2))
 
 

@@ -1,4 +1,4 @@
-"""Trains under torchrun (or alone) with stored noise and writes its curve; run by test_torchrun.py."""
+"""Trains under torchrun (or alone) with stored noise and writes its curve; run by test_processes.py."""
 
 import json
 import sys

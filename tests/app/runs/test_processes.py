@@ -1,12 +1,12 @@
 """The device and the processes of a run under torchrun."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.app.runs import shared
 from tests.refusals import assert_refused
 from tests.running import TORCHRUN, python
 from vardrop._core.processes import World
@@ -66,20 +66,13 @@ def test_a_process_group_is_made_for_the_device(monkeypatch):
 # Two processes under torchrun give the loss curve of one, for the same global batch and noise.
 
 
-SCRIPT = str(Path(__file__).with_name("shared.py"))
-
-
-def trained(path, *launcher):
-    done = python(*launcher, SCRIPT, path)
-    assert done.returncode == 0, done.stderr
-    return json.loads(path.read_text())
-
-
 def test_two_processes_give_the_curve_of_one(tmp_path):
-    alone = trained(tmp_path / "one.json")
-    shared = trained(tmp_path / "two.json", *TORCHRUN)
-    assert (alone["processes"], shared["processes"]) == (1, 2)
+    shared.main(tmp_path / "one.json")
+    done = python(*TORCHRUN, shared.__file__, tmp_path / "two.json")
+    assert done.returncode == 0, done.stderr
+    alone, both = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("one", "two"))
+    assert (alone["processes"], both["processes"]) == (1, 2)
     for part in ("loss", "nll"):
-        one, two = ([e[part] for e in found["epochs"]] for found in (alone, shared))
+        one, two = ([e[part] for e in found["epochs"]] for found in (alone, both))
         assert max(abs(a - b) for a, b in zip(one, two, strict=True)) <= 1e-4, (part, one, two)
     assert one[-1] < 0.8 * one[0]
