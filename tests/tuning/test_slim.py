@@ -305,7 +305,7 @@ def test_bad_data_are_refused():
 
 @pytest.mark.parametrize("make, message", [
     (lambda: vd.convert(mlp(12, 8, 4), vd.sparse_vd()), "Expected `net` to be plain, but got noise"),
-    (lambda: mlp(12, 4), "hidden units that can be taken out, but got none"),
+    (lambda: mlp(12, 4), "hidden units that can be removed, but got none"),
     (lambda: mlp(12, 8, 4).requires_grad_(False), r"Call net.requires_grad_\(\)"),
     (lambda: nn.Sequential(nn.Linear(12, 12), nn.LayerNorm(12), nn.Linear(12, 4)),
      r"12 units of '0' stay: '1' \(LayerNorm\) takes"),
