@@ -51,10 +51,10 @@ def plain_batch(x: Any) -> Any:
 
 
 def tensors_in(x: Any) -> list[Tensor]:
-    """The tensors of a batch, in any structure of tuples, lists and dictionaries."""
+    """The tensors of a batch: a mapping, or any structure of tuples, lists and dictionaries."""
     if isinstance(x, Tensor):
         return [x]
-    return [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in tree_leaves(plain_batch(x)) if isinstance(leaf, Tensor)]
 
 
 def num_examples(x: Any, name: str = "x") -> int:
