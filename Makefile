@@ -5,12 +5,12 @@ STAMP := .venv/installed
 # A file or folder of every package, in under a minute.
 QUICK := tests/_core tests/conversion tests/gates tests/heads tests/metrics \
 	tests/app/runs/test_scores.py tests/compression/test_shrink.py tests/compression/test_threshold.py \
-	tests/experiments/test_runner.py tests/functional/test_fused.py tests/functional/test_log_uniform.py \
-	tests/functional/test_unit_interval.py tests/integrations/test_lightning.py tests/layers/test_goldens.py \
+	tests/experiments/test_runner.py tests/functional/test_distributions.py \
+	tests/integrations/test_lightning.py tests/layers/test_goldens.py \
 	tests/layers/test_ties.py tests/objective/test_elbo.py tests/objective/test_sharing.py \
 	tests/prediction/test_frozen.py tests/prediction/test_function_draws.py tests/tuning/test_train.py \
-	tests/test_architecture.py tests/test_bad_calls.py tests/test_divergence.py tests/test_likelihoods.py \
-	tests/test_noisy.py tests/test_reference.py
+	tests/test_bad_calls.py tests/test_divergence.py tests/test_likelihoods.py tests/test_noisy.py \
+	tests/test_reference.py
 
 # The oldest supported torch, with the packages of the extra "compress".
 OLDEST := build/oldest

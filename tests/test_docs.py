@@ -1,19 +1,24 @@
 """The examples of the README and of docs/ run, and the numbers of pages match their result files."""
 
+import importlib.util
 import json
+import os
 import re
+import resource
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import pytest
 
 import vardrop as vd
+from tests.running import ROOT, TORCHRUN, python
 from vardrop.app.cli import main
 from vardrop.app.runs import METHODS
 
-ROOT = Path(__file__).parent.parent
 GENERATED = ("reference", "results", "tutorials")  # they have their own tests
 MARKDOWN = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", *(page for page in MARKDOWN if page.parent.name not in GENERATED)]
@@ -107,8 +112,129 @@ def test_the_examples_run(page, tmp_path, monkeypatch, capsys):
         pytest.importorskip(NEEDS[page.stem])
     blocks = BLOCK.findall(page.read_text())
     assert bool(blocks) != (page.stem in PROSE), f"{page.name}: examples"
-    for language, text in blocks:
-        if language == "sh":
-            run_commands(text)
-        else:
-            exec(compile(text, page.name, "exec"), vars(module))
+    with mock.patch.dict(METHODS):  # a page may register a method
+        for language, text in blocks:
+            if language == "sh":
+                run_commands(text)
+            else:
+                exec(compile(text, page.name, "exec"), vars(module))
+
+
+# The site builds without a warning, and its pages open from disk with nothing from elsewhere.
+
+
+LOADED = re.compile(r"<(?:script|img|link|iframe)\b[^>]*?\b(?:src|href)=\"?([^\"\s>]+)")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    for package in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
+        pytest.importorskip(package)
+    folder = tmp_path_factory.mktemp("site")
+    command = ("-m", "mkdocs", "build", "--quiet", "--strict", "-d", folder)
+    done = python(*command, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1"})
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    return folder
+
+
+@pytest.mark.slow
+def test_every_page_is_built(site):
+    pages = (ROOT / "docs").rglob("*.md")
+    sources = {p.relative_to(ROOT / "docs").with_suffix(".html") for p in pages}
+    assert {p.relative_to(site) for p in site.rglob("*.html")} >= sources
+
+
+@pytest.mark.slow
+def test_nothing_is_loaded_from_elsewhere(site):
+    for page in {*site.rglob("*.html")} - {site / "404.html"}:  # which needs a server
+        for target in LOADED.findall(page.read_text()):
+            assert not re.match(r"(https?:)?//", target), f"{page.name}: {target}"
+            path = target.partition("#")[0].partition("?")[0]
+            assert path.startswith("data:") or (page.parent / path).is_file(), f"{page}: {target}"
+
+
+@pytest.mark.slow
+def test_formulas_are_drawn_without_a_script(site):
+    pages = [page.read_text() for page in site.rglob("*.html")]
+    assert not any("arithmatex" in page for page in pages)
+    assert sum(page.count("<math") for page in pages) > 20
+
+
+# The tutorials run as plain scripts, and their pages and notebooks are those scripts.
+
+
+TUTORIALS = Path(__file__).parent.parent / "docs" / "tutorials"
+SCRIPTS = sorted(p for p in TUTORIALS.glob("*.py") if p.stem != "write")
+
+
+@pytest.fixture(scope="module")
+def write():
+    spec = importlib.util.spec_from_file_location("write_tutorials", TUTORIALS / "write.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_tutorial_is_listed(write):
+    assert {p.stem for p in SCRIPTS} == set(write.NAMES)
+    assert tuple(re.findall(r"\((\w+)\.md\)", (TUTORIALS / "index.md").read_text())) == write.NAMES
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
+def test_page_and_notebook_are_the_script(write, script):
+    cells = write.cells(script.read_text())
+    assert len(cells) > 8
+    notebook = json.loads(script.with_suffix(".ipynb").read_text())
+    told = [(c["cell_type"] == "code", "".join(c["source"])) for c in notebook["cells"]]
+    assert told == [(c.code, c.source) for c in cells]
+    page = script.with_suffix(".md").read_text()
+    places = [page.index(f"```python\n{c.source}\n```" if c.code else c.source) for c in cells]
+    assert places == sorted(places)
+    drawn = {p.name for p in TUTORIALS.glob(f"{script.stem}-*.png")}
+    assert set(re.findall(r"\((\S+\.png)\)", page)) == drawn
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
+def test_names_in_tutorials_are_public(script):
+    names = re.findall(r"\bvd\.(\w+)", script.read_text())
+    assert [name for name in names if not hasattr(vd, name)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
+def test_tutorial_runs(script, tmp_path):
+    here = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = {"MPLBACKEND": "Agg", "PATH": here}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ignored = ("-W", "ignore:FigureCanvasAgg is non-interactive")
+    done = python("-W", "error", *ignored, script, cwd=tmp_path, env=env, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime < 120  # what a reader is promised
+
+
+# The example scripts run as their first lines say.
+
+
+COMMANDS = {
+    "fsdp2": (TORCHRUN, "torch", r"rank 1: 70914 of 141828 parameters, KL \d+, accuracy 0\.9"),
+    "accelerate_loop": (TORCHRUN, "accelerate", r"2 processes, accuracy 0\.9"),
+    "lightning_ddp": ((), "lightning", r"'val_nll': 0\.\d+, 'sparsity': 0\.\d+"),
+    "ray_train": ((), "ray", r"'nll': 0\.\d+"),
+}
+
+
+def test_every_example_is_run():
+    assert set(COMMANDS) == {path.stem for path in (ROOT / "examples").glob("*.py")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_example(name):
+    command, package, expected = COMMANDS[name]
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    found = python(*command, ROOT / "examples" / f"{name}.py")
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert re.search(expected, found.stdout), found.stdout[-2000:]

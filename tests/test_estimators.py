@@ -31,11 +31,9 @@ LAYERS = {
     "transposed3d": (lambda: nn.ConvTranspose3d(1, 2, 2), (1, 1, 2, 2, 2)),
 }  # fmt: skip
 ESTIMATORS = {
-    "weight_sample": vd.weight_sample,
-    "per_example": vd.per_example,
-    "local": vd.local_reparameterization,
-    "flipout": vd.flipout,
-}
+    "weight_sample": vd.weight_sample, "per_example": vd.per_example,
+    "local": vd.local_reparameterization, "flipout": vd.flipout,
+}  # fmt: skip
 
 
 def layer_and_input(kind, recipe):

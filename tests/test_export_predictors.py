@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.nets import Parts
 from tests.refusals import assert_refused
 from tests.z_scores import z_bound
 from vardrop._core.errors import VardropError
@@ -54,8 +55,7 @@ def chain():
 
 def trained(make):
     torch.manual_seed(0)
-    net = vd.convert(make(), vd.sparse_vd(log_sigma2=-3.0)).eval()
-    return net, torch.randn(5, 2, 6, 6)
+    return vd.convert(make(), vd.sparse_vd(log_sigma2=-3.0)).eval(), torch.randn(5, 2, 6, 6)
 
 
 def session_of(path):
@@ -167,7 +167,6 @@ def test_draws_of_the_runtime_have_the_distribution_of_torch(tmp_path, make):
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["l0", "concrete_dropout", "variational_dropout"])
 def test_gates_are_drawn_in_the_graph(tmp_path, recipe):
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     net = vd.convert(net, getattr(vd, recipe)()).eval()
     x, predictor = torch.randn(5, 4), vd.freeze(net, samples=4)
@@ -180,20 +179,16 @@ def test_gates_are_drawn_in_the_graph(tmp_path, recipe):
 
 
 LIKELIHOODS = {
-    "bernoulli": (vd.Bernoulli(), 2),
-    "gaussian": (vd.Gaussian(0.3), 2),
-    "heteroscedastic": (vd.HeteroscedasticGaussian(), 2),
-    "values": (vd.Values(), 1),
+    "bernoulli": (vd.Bernoulli(), 2), "gaussian": (vd.Gaussian(0.3), 2),
+    "heteroscedastic": (vd.HeteroscedasticGaussian(), 2), "values": (vd.Values(), 1),
     "tempered": (vd.Categorical(temperature=2.0), 3),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n if n == "gaussian" else pytest.param(n, marks=pytest.mark.slow) for n in LIKELIHOODS],
+    "name", [n if n == "gaussian" else pytest.param(n, marks=pytest.mark.slow) for n in LIKELIHOODS]
 )
 def test_every_likelihood_answers(tmp_path, name):
-    torch.manual_seed(0)
     likelihood, outputs = LIKELIHOODS[name]
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, outputs))
     net = vd.convert(net, vd.bayes_by_backprop(log_sigma2=-3.0)).eval()
@@ -202,7 +197,6 @@ def test_every_likelihood_answers(tmp_path, name):
 
 
 def test_conformal_sets_and_metadata_are_in_the_file(tmp_path):
-    torch.manual_seed(0)
     net = vd.convert(nn.Linear(4, 3), vd.sparse_vd()).eval()
     held_out, y, x = torch.randn(40, 4), torch.randint(3, (40,)), torch.randn(5, 4)
     predictor = vd.freeze(net, mode="moments")
@@ -222,22 +216,15 @@ def test_conformal_sets_and_metadata_are_in_the_file(tmp_path):
 def test_a_program_of_torch_answers_too():
     net, x = trained(chain)
     predictor = vd.freeze(net, mode="moments")
-    program = export_program(predictor, x[:1], outputs=("probs", "lower"))
-    probs, lower = program.module()(x)
+    probs, lower = export_program(predictor, x[:1], outputs=("probs", "lower")).module()(x)
     expected = dict(zip(predictor.output_names, predictor.outputs(x), strict=True))
     torch.testing.assert_close(probs, expected["probs"])
     torch.testing.assert_close(lower, expected["lower"])
 
 
-class Dependent(nn.Module):
+def dependent():
     """Rows that change each other."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.inner(x - x.mean(0))
+    return Parts(lambda net, x: net.inner(x - x.mean(0)), inner=nn.Linear(4, 3))
 
 
 class Lacking(nn.Module):
@@ -245,13 +232,8 @@ class Lacking(nn.Module):
         return torch.special.bessel_j0(x)
 
 
-class Drawing(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.inner(x + torch.randn_like(x))
+def drawing():
+    return Parts(lambda net, x: net.inner(x + torch.randn_like(x)), inner=nn.Linear(4, 3))
 
 
 def test_functions_are_members_of_a_graph(tmp_path):
@@ -261,18 +243,13 @@ def test_functions_are_members_of_a_graph(tmp_path):
 
 
 def test_an_output_may_have_the_name_of_an_operation(tmp_path):
-    net = vd.convert(Averaging(), vd.sparse_vd()).eval()
+    net = vd.convert(averaging(), vd.sparse_vd()).eval()
     predictor = vd.freeze(net, mode="moments", likelihood=vd.Gaussian(0.5))
     check_answers(tmp_path / "net.onnx", predictor, torch.randn(5, 2, 4))
 
 
-class Averaging(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 1)
-
-    def forward(self, x):
-        return self.inner(x.mean(1))
+def averaging():
+    return Parts(lambda net, x: net.inner(x.mean(1)), inner=nn.Linear(4, 1))
 
 
 def test_what_a_graph_cannot_hold(tmp_path):
@@ -282,9 +259,9 @@ def test_what_a_graph_cannot_hold(tmp_path):
         return vd.freeze(vd.convert(net, recipe or vd.sparse_vd()).eval(), **options)
 
     refused = "depends on the other examples. Freeze with mode"
-    assert_refused(refused, vd.export_onnx, predictor(Dependent()), x, path)
+    assert_refused(refused, vd.export_onnx, predictor(dependent()), x, path)
     refused = "its code calls random functions of torch. Freeze"
-    assert_refused(refused, vd.export_onnx, predictor(Drawing()), x, path)
+    assert_refused(refused, vd.export_onnx, predictor(drawing()), x, path)
     with pytest.raises(VardropError, match="ONNX has, but got `bessel_j0`"):
         vd.export_onnx(predictor(nn.Sequential(nn.Linear(4, 3), Lacking())), x, path)
     lacking = nn.Sequential(nn.Linear(4, 3), Lacking())
@@ -300,7 +277,6 @@ def test_what_a_graph_cannot_hold(tmp_path):
 
 
 def test_a_shrunken_net_that_keeps_its_posterior_is_small_and_uncertain(tmp_path):
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 3))
     net = vd.shrink(vd.convert(net, vd.l0()), torch.randn(4, 20)).net
     small = vd.convert(net, vd.bayes_by_backprop(log_sigma2=-4.0)).eval()

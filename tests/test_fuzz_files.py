@@ -94,20 +94,16 @@ def noisy_content(path):
 
 
 READERS = {
-    "run/config.json": run_content,
-    "run/preprocessing.json": run_content,
-    "run/best.safetensors": run_content,
-    "run/choice.safetensors": run_content,
-    "run/results.json": stored_content,
-    "run/arrays.safetensors": stored_content,
-    "run/history.jsonl": stored_content,
-    "run/checkpoint.json": stored_content,
+    "run/config.json": run_content, "run/preprocessing.json": run_content,
+    "run/best.safetensors": run_content, "run/choice.safetensors": run_content,
+    "run/results.json": stored_content, "run/arrays.safetensors": stored_content,
+    "run/history.jsonl": stored_content, "run/checkpoint.json": stored_content,
     "run/checkpoint.safetensors": lambda path: read_checkpoint(path.parent),
     "estimator.safetensors": estimator_content,
     "net.safetensors": lambda path: load(path, into=small_net()).state_dict(),
     "net.vdp": lambda path: unpack(path, into=small_net()).state_dict(),
     "noisy.safetensors": noisy_content,
-}
+}  # fmt: skip
 
 
 def is_same(a, b):

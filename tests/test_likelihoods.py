@@ -9,9 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import vardrop as vd
+from experiments.selective import unlabelled_kappa
+from tests.nets import Parts
 from tests.refusals import assert_refused
 from tests.z_scores import assert_mean, assert_variance
 from vardrop.likelihoods import Likelihood, resolve_likelihood
+from vardrop.prediction import apply_temperature, conformal, fit_temperature
+from vardrop.tuning.slim_report import make_score
 
 CASES = {
     "categorical": (vd.Categorical(), (4, 3), torch.tensor([0, 2, 1, 1])),
@@ -123,3 +127,218 @@ def test_an_objective_brings_its_likelihood() -> None:
 ])  # fmt: skip
 def test_targets_that_do_not_fit_are_refused(likelihood, output, y, match: str) -> None:
     assert_refused(match, likelihood.check_target, output, y)
+
+
+# Classes of tokens: summed over the tokens that count, averaged over sequences, in every verb.
+
+
+N, T, C, PAD = 6, 5, 4, -100
+TOKENS = vd.Categorical(class_axis=-1)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def sequences(pad: int = PAD) -> tuple[Tensor, Tensor]:
+    """Inputs (N, T, 3) and classes (N, T), of which the last few of each row do not count."""
+    x = torch.randn(N, T, 3, generator=generator())
+    y = torch.randint(C, (N, T), generator=generator(1))
+    lengths = torch.tensor([5, 4, 3, 2, 1, 5])
+    return x, y.masked_fill(torch.arange(T) >= lengths[:, None], pad)
+
+
+def by_loop(output: Tensor, y: Tensor, pad: int = PAD) -> Tensor:
+    """The NLL of every sequence, one at a time, by torch's cross entropy."""
+    loss, each = nn.functional.cross_entropy, zip(output, y, strict=True)
+    return torch.stack([loss(o, t, ignore_index=pad, reduction="sum") for o, t in each])
+
+
+class Tagger(Parts):
+    """A class for every token."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.hidden(x)[0])
+
+
+def noisy() -> nn.Module:
+    """With weights that are drawn, so that the noise does not depend on the number of tokens."""
+    recipe = vd.Recipe(vd.AdditiveGaussian(-6.0), vd.Normal(), vd.weight_sample)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = {"hidden": nn.GRU(3, 8, batch_first=True), "last": nn.Linear(8, C)}
+        return vd.convert(Tagger(None, **layers), recipe)
+
+
+@pytest.mark.parametrize("pad", [PAD, 0, C])
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_the_nll_is_that_of_a_loop_over_sequences(temperature: float, pad: int) -> None:
+    likelihood = vd.Categorical(temperature, class_axis=-1, ignore_index=pad)
+    output = torch.randn(N, T, C, dtype=torch.float64, generator=generator(2), requires_grad=True)
+    y = sequences(pad)[1]
+    y[:, 0] = 1  # a class that counts, whatever is padding
+    expected = by_loop(output / temperature, y, pad)
+    torch.testing.assert_close(likelihood(output, y), expected.mean(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(likelihood.example_nll(output, y), expected, rtol=1e-12, atol=0)
+    (found,) = torch.autograd.grad(likelihood(output, y), output, retain_graph=True)
+    (wanted,) = torch.autograd.grad(expected.mean(), output)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-15)
+    assert not found[y == pad].any()
+
+
+def test_both_places_of_the_classes_mean_the_same() -> None:
+    output, y = torch.randn(3, N, T, C, generator=generator(3)), sequences()[1]
+    middle = output.movedim(-1, 2)
+    torch.testing.assert_close(TOKENS(output[0], y), vd.Categorical()(middle[0], y))
+    torch.testing.assert_close(TOKENS.log_prob(output, y), vd.Categorical().log_prob(middle, y))
+    last, first = TOKENS.parts(output), vd.Categorical().parts(middle)
+    torch.testing.assert_close(last.probs, first.probs.movedim(2, -1))
+    torch.testing.assert_close(last.aleatoric, first.aleatoric)
+    soft = output[1].softmax(-1)
+    other = vd.Categorical()(middle[0], soft.movedim(-1, 1))
+    torch.testing.assert_close(TOKENS(output[0], soft), other)
+
+
+def test_several_axes_of_tokens_are_summed() -> None:
+    output, y = torch.randn(2, 3, 4, C), torch.randint(C, (2, 3, 4))
+    expected = by_loop(output.flatten(1, 2), y.flatten(1)).mean()
+    torch.testing.assert_close(TOKENS(output, y), expected)
+
+
+def test_the_objective_counts_sequences() -> None:
+    """loss = mean over sequences of the summed NLL + KL / number of sequences."""
+    net, (x, y) = noisy(), sequences()
+    out = vd.ELBO(net, TOKENS, num_data=N).eval()(x, y)
+    torch.testing.assert_close(out.nll, by_loop(net(x), y).mean())
+    torch.testing.assert_close(out.loss, out.nll + out.kl / N)
+
+
+def test_padding_changes_nothing() -> None:
+    """Longer padding, and whatever the net says there."""
+    net, (x, y) = noisy(), sequences()
+    longer = torch.cat([x, torch.randn(N, 4, 3)], 1), nn.functional.pad(y, (0, 4), value=PAD)
+    found = [vd.predict(net, a, samples=8, likelihood=TOKENS, seed=0) for a in (x, longer[0])]
+    torch.testing.assert_close(*[p.log_prob(b) for p, b in zip(found, (y, longer[1]), strict=True)])
+    temperatures = [fit_temperature(p, b) for p, b in zip(found, (y, longer[1]), strict=True)]
+    assert temperatures[0] == pytest.approx(temperatures[1], rel=1e-6)
+    tuned = [vd.calibrate(net, pair, TOKENS, samples=8, seed=0) for pair in ((x, y), longer)]
+    scales = [likelihood.temperature for likelihood in tuned]
+    assert scales[0] == pytest.approx(scales[1], rel=1e-5)
+    rules = [conformal(p, b, 0.5).quantile for p, b in zip(found, (y, longer[1]), strict=True)]
+    assert rules[0] == pytest.approx(rules[1], rel=1e-6)
+
+
+def test_the_probability_of_a_sequence_is_the_mean_over_draws() -> None:
+    net, (x, y) = noisy(), sequences()
+    p = vd.predict(net, x, samples=8, likelihood=TOKENS, seed=0)
+    each = torch.stack([-by_loop(draw, y) for draw in p.draws])
+    torch.testing.assert_close(p.log_prob(y), each.logsumexp(0) - math.log(8))
+    assert p.probs.shape == p.log_probs.shape == (N, T, C)
+    assert p.entropy.shape == p.aleatoric.shape == p.epistemic.shape == (N, T)
+    torch.testing.assert_close(p.entropy, -(p.probs * p.probs.log()).sum(-1))
+
+
+def test_tokens_that_count_go_to_the_metrics() -> None:
+    net, (x, y) = noisy(), sequences()
+    p = vd.predict(net, x, samples=8, likelihood=TOKENS, seed=0)
+    (probs, classes), which = p.select_valid(y), y != PAD
+    assert torch.equal(probs, p.probs[which])
+    assert torch.equal(classes, y[which])
+    hits = (p.probs.argmax(-1) == y)[which].float().mean()
+    torch.testing.assert_close(vd.metrics.accuracy(probs, classes), hits)
+    binary = vd.predict(net, x, samples=8, likelihood=vd.Bernoulli(), seed=0)
+    with pytest.raises(
+        vd.VardropError,
+        match=r"Expected a classification for `select_valid`, but got Bernoulli\(\)",
+    ):
+        binary.select_valid(torch.ones(N, T, C))
+
+
+def test_the_temperature_is_that_of_the_tokens_alone() -> None:
+    net, (x, _) = noisy(), sequences()
+    p = vd.predict(net, x, samples=4, likelihood=TOKENS, seed=0)
+    y = TOKENS.sample(3 * p.log_probs)  # the right temperature is about 1 / 3
+    y[:, 3:] = PAD
+    found = fit_temperature(p, y)
+    flat = p.log_probs[y != PAD], y[y != PAD]
+
+    def nll(temperature: float) -> float:
+        return float(nn.functional.cross_entropy(flat[0] / temperature, flat[1]))
+
+    assert nll(found) <= min(nll(found * 1.01), nll(found / 1.01))
+    torch.testing.assert_close(apply_temperature(p, found).sum(-1), torch.ones(N, T))
+    assert repr(TOKENS.scaled(2.0)) == "Categorical(temperature=2, class_axis=-1)"
+    assert TOKENS.scaled(2.0).ignore_index == PAD
+
+
+def test_fine_tuning_teaches_tokens() -> None:
+    x = torch.randn(64, T, 3)
+    y = x.argmax(-1)
+    y[:, -1] = PAD
+    data = [({"x": a}, b) for a, b in zip(x.split(16), y.split(16), strict=True)]
+    given = {"likelihood": TOKENS, "validation": ({"x": x}, y)}
+    elbo = vd.fine_tune(noisy(), data, epochs=40, lr=0.05, **given)
+    assert (elbo.num_data, elbo.likelihood.class_axis) == (64, -1)
+    p = vd.predict(elbo, {"x": x}, samples=8, seed=0)
+    assert float(vd.metrics.accuracy(*p.select_valid(y))) > 0.9
+
+
+def test_kappa_without_labels_sees_no_padding() -> None:
+    """The information of the tokens that count; 40 tokens of padding would add eight times it."""
+    net, (x, y) = vd.convert(nn.Linear(3, C), vd.bayes_by_backprop()), sequences()
+    longer = torch.cat([x, torch.randn(N, 40, 3)], 1), nn.functional.pad(y, (0, 40), value=PAD)
+
+    def information(x: Tensor, y: Tensor) -> Tensor:
+        found = [unlabelled_kappa(net, x, TOKENS, s, TOKENS.valid_mask(y))[""] for s in range(20)]
+        return torch.stack(found).mean(0)
+
+    torch.testing.assert_close(information(x, y), information(*longer), rtol=0.5, atol=0)
+
+
+def test_the_score_of_a_supplied_net_is_that_of_the_tokens_that_count() -> None:
+    """Also where there are as many tokens as classes, so that no shape tells them apart."""
+    output, y = torch.randn(N, C, C, generator=generator(4)), sequences()[1][:, :C]
+    expected = (output.argmax(-1) == y)[y != PAD].double().mean()
+    score = make_score(nn.Identity(), [(output, y)], TOKENS)
+    assert score.name == "accuracy"
+    assert score.measure(output, y) == float(expected)
+
+
+def test_a_mask_becomes_targets() -> None:
+    y, mask = torch.randint(C, (2, 3)), torch.tensor([[1, 1, 0], [1, 0, 0]])
+    found = TOKENS.masked(y, mask)
+    assert torch.equal(found == PAD, mask == 0)
+    assert torch.equal(found[mask == 1], y[mask == 1])
+    assert torch.equal(TOKENS.masked(y, mask.bool()), found)
+
+
+def test_a_mask_that_hides_everything_is_refused() -> None:
+    net, (x, y) = noisy(), sequences()
+    y[2] = PAD
+    alone = "-100 alone in row 2.*Leave the example out"
+    assert_refused(alone, vd.ELBO(net, TOKENS, num_data=N), x, y)
+    assert_refused(alone, vd.predict(net, x, samples=4, likelihood=TOKENS).log_prob, y)
+    with pytest.raises(vd.VardropError, match=alone):
+        TOKENS.masked(torch.zeros(N, T).long(), torch.arange(N)[:, None].expand(N, T) != 2)
+    assert_refused("`mask` to have the shape", TOKENS.masked, y, torch.ones(N))
+    single = vd.convert(nn.Linear(3, C), vd.sparse_vd())
+    with pytest.raises(vd.VardropError, match="-100 alone in row 0"):
+        vd.ELBO(single, vd.Categorical(), num_data=N)(x[:, 0], torch.full((N,), PAD))
+
+
+def test_batches_of_other_lengths_are_refused() -> None:
+    net, (x, _) = noisy(), sequences()
+    told = r"one shape.*\(4, 4\) and \(5, 4\).*Pad all sequences"
+    assert_refused(told, vd.predict, net, [x, x[:, :4]], samples=4, likelihood=TOKENS)
+
+
+def test_targets_that_do_not_fit_are_refused_tokens() -> None:
+    net, (x, y) = noisy(), sequences()
+    with pytest.raises(vd.VardropError, match=r"to be in 0\.\.3, but got 0\.\.4"):
+        vd.ELBO(net, TOKENS, num_data=N)(x, y.masked_fill(y == 3, 4))
+    with pytest.raises(vd.VardropError, match=r"indices of shape \(6, 4\).*class_axis=-1"):
+        vd.ELBO(net, vd.Categorical(), num_data=N)(x, y)
+    with pytest.raises(vd.VardropError, match=r"indices of shape \(6, 5\)"):
+        vd.predict(net, x, samples=4, likelihood=TOKENS).log_prob(y[:, :4])
+    assert_refused("`class_axis` to be 1 or -1, but got 2", vd.Categorical, class_axis=2)
+    assert_refused("`ignore_index` to be an integer", vd.Categorical, ignore_index=None)

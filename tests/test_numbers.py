@@ -46,19 +46,16 @@ def mlp():
 
 
 CASES = {
-    "sparse_vd mlp": (mlp, vd.sparse_vd()),
-    "sparse_vd cnn": (Cnn, vd.sparse_vd()),
+    "sparse_vd mlp": (mlp, vd.sparse_vd()), "sparse_vd cnn": (Cnn, vd.sparse_vd()),
     "ard mlp": (mlp, vd.ard()),
     "bayes_by_backprop cnn": (Cnn, vd.bayes_by_backprop(vd.Normal(learned=True))),
     "flipout cnn": (Cnn, vd.bayes_by_backprop(estimator=vd.flipout)),
     "variational_dropout a mlp": (mlp, vd.variational_dropout("A")),
     "variational_dropout b cnn": (Cnn, vd.variational_dropout("B")),
-    "mc_dropout mlp": (mlp, vd.mc_dropout(0.2)),
-    "beta_bernoulli cnn": (Cnn, vd.beta_bernoulli()),
-    "structured_pruning mlp": (mlp, vd.structured_pruning()),
-    "dropmax cnn": (Cnn, vd.dropmax()),
+    "mc_dropout mlp": (mlp, vd.mc_dropout(0.2)), "beta_bernoulli cnn": (Cnn, vd.beta_bernoulli()),
+    "structured_pruning mlp": (mlp, vd.structured_pruning()), "dropmax cnn": (Cnn, vd.dropmax()),
     "bayes_by_backprop lstm": (sequence, vd.bayes_by_backprop()),
-}
+}  # fmt: skip
 
 
 def numbers(name):

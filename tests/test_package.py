@@ -89,15 +89,15 @@ MAIN = "__import__('vardrop.app.cli', fromlist=['main']).main"
 MISSING = [
     # The missing package, the call, and the extra that installs the package.
     ("typer", f"{MAIN}()", "app"),
-    ("typer", "__import__('runpy').run_module('vardrop', run_name='__main__')", "app"),
     ("matplotlib", "__import__('vardrop.app.report')", "app"),
-    ("jinja2", f"{MAIN}(['report', 'x'])", "app"),
-    ("rich", f"{MAIN}(['methods'])", "app"),
     ("numpy", "vd.pack(torch.nn.Linear(2, 2), 'x')", "compress"),
     ("transformers", "__import__('vardrop.integrations.huggingface')", "huggingface"),
-    ("transformers", "__import__('vardrop.integrations.trainer')", "huggingface"),
 ]
 MISSING_SLOW = [
+    ("typer", "__import__('runpy').run_module('vardrop', run_name='__main__')", "app"),
+    ("jinja2", f"{MAIN}(['report', 'x'])", "app"),
+    ("rich", f"{MAIN}(['methods'])", "app"),
+    ("transformers", "__import__('vardrop.integrations.trainer')", "huggingface"),
     ("sklearn", "vd.fit('iris')", "app"),
     ("pandas", "vd.fit(([[1.0], [2.0]] * 20, [0, 1] * 20))", "app"),
     ("safetensors", "vd.fit('iris')", "app"),

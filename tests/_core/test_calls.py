@@ -1,7 +1,10 @@
 """Whatever a net takes and gives: tuples, dictionaries, keyword arguments, outputs with logits."""
 
+import io
+import sys
 from collections import UserDict
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +13,9 @@ from torch import nn
 import vardrop as vd
 from tests.nets import Parts
 from tests.refusals import assert_refused
+from vardrop._core import progress, rng
 from vardrop._core.calls import num_examples, split_batch
+from vardrop._core.progress import ProgressLine, track
 
 
 @dataclass
@@ -130,3 +135,108 @@ def test_rows_and_parts():
     assert num_examples((torch.zeros(3, 1), {"a": [torch.zeros(3)], "b": None})) == 3
     assert [num_examples(p) for p in split_batch(batch(7), 3)] == [3, 3, 1]
     assert_refused("examples along axis 0, but got dict", num_examples, {"flag": True})
+
+
+# States of torch's generators on any device.
+
+
+class Generators:
+    """The generators of devices that this machine does not have."""
+
+    def __init__(self):
+        self.states = {}
+
+    def get_rng_state(self, device):
+        return self.states.setdefault(device, torch.tensor([0]))
+
+    def set_rng_state(self, state, device):
+        self.states[device] = state
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Two GPUs that hold nothing but generators. The state of a fresh generator is its seed."""
+    generators, real = Generators(), torch.Generator
+    monkeypatch.setattr(torch, "get_device_module", lambda device: generators)
+    seeded = lambda seed: SimpleNamespace(get_state=lambda: torch.tensor([seed]))
+    fresh = lambda device="cpu": real() if device == "cpu" else SimpleNamespace(manual_seed=seeded)
+    monkeypatch.setattr(rng.torch, "Generator", fresh)
+    return generators
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_generators_of_every_device_are_seeded_kept_and_given_back(gpus, kind):
+    device = torch.device(kind, 1)
+    gpus.states[device] = torch.tensor([5])
+    torch.manual_seed(8)
+    before = torch.get_rng_state()
+    with rng.preserve_rng(device, seed=3):
+        assert gpus.states[device].tolist() == [3]
+        drawn, kept = torch.rand(2), rng.generator_states(device)
+        assert set(kept) == {"noise", f"noise_{kind}"}
+        rng.seed_generators(device, 4)
+        assert gpus.states[device].tolist() == [4]
+        rng.set_generator_states(device, kept, 0)
+        assert gpus.states[device].tolist() == [3]
+    assert gpus.states == {device: torch.tensor([5])}
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(drawn, torch.rand(2, generator=torch.Generator().manual_seed(3)))
+
+
+def test_a_checkpoint_of_another_device_seeds_this_one(gpus):
+    device = torch.device("cuda", 0)
+    rng.set_generator_states(device, {"noise": torch.get_rng_state()}, 11)
+    assert gpus.states[device].tolist() == [11]
+
+
+def test_generators_are_given_back_after_an_error():
+    before = torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="shape"), rng.preserve_rng(seed=1):
+        torch.rand(3).view(7)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+# The line of progress: when it is written, what it contains, and that it ends with a newline.
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def write_to(stream, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stream)
+    return stream
+
+
+def test_a_line_shows_steps_and_text_and_ends_after_an_error(monkeypatch):
+    def interrupt():
+        with ProgressLine("slim", 4, True) as line:
+            line.advance(text="loss 0.5")
+            raise KeyboardInterrupt
+
+    stream = write_to(io.StringIO(), monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    first, last = stream.getvalue().split("\r")[1:]
+    assert first.startswith("slim: 1/4, 0 s left, 0 s so far, loss 0.5")
+    assert last.endswith("\n")
+
+
+def test_items_pass_through_and_an_unknown_total_is_left_out(monkeypatch):
+    stream = write_to(io.StringIO(), monkeypatch)
+    assert list(track(iter("ab"), "predict", progress=True)) == ["a", "b"]
+    assert stream.getvalue().endswith("predict: 2, 0 s so far\n")
+    assert list(track("ab", "predict", progress=True)) == ["a", "b"]
+    assert "predict: 2/2" in stream.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal, value, delay, shown", [
+    (True, None, 0.0, True), (True, None, 60.0, False), (False, None, 0.0, False),
+    (False, True, 60.0, True), (True, False, 0.0, False),
+])  # fmt: skip
+def test_the_terminal_and_the_time_decide(monkeypatch, is_terminal, value, delay, shown):
+    stream = write_to(Terminal() if is_terminal else io.StringIO(), monkeypatch)
+    monkeypatch.setattr(progress, "_DELAY", delay)
+    list(track([1, 2], "train", progress=value))
+    assert bool(stream.getvalue()) == shown

@@ -76,11 +76,9 @@ class Classifier(nn.Module):
 
 NETS = {
     "lenet-300-100": (lambda: mlp(784, 300, 100, 10), (1, 28, 28)),
-    "lenet-5": (lenet5, (1, 28, 28)),
-    "residual": (Residual, (3, 8, 8)),
-    "separable": (Separable, (3, 8, 8)),
-    "dense block": (DenseBlock, (3, 8, 8)),
-}
+    "lenet-5": (lenet5, (1, 28, 28)), "residual": (Residual, (3, 8, 8)),
+    "separable": (Separable, (3, 8, 8)), "dense block": (DenseBlock, (3, 8, 8)),
+}  # fmt: skip
 
 
 def accuracy(output, target):

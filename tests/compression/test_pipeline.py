@@ -2,12 +2,16 @@
 
 import math
 
+import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import vardrop as vd
-from tests.compression.nets import accuracy
+from tests.compression.nets import Residual, accuracy
+from tests.refusals import assert_refused
 from vardrop.compression import choose_threshold, pack, shrink, unpack, zero_pruned_weights
+from vardrop.tuning import fine_tune, reestimate_batchnorm
 
 
 def digits():
@@ -52,3 +56,92 @@ def test_sparse_net_of_digits_gets_small_and_stays_good(tmp_path):
     full = accuracy(zero_pruned_weights(net, math.inf)[0](test[0]), test[1])
     assert full > 0.93
     assert accuracy(decoded(test[0]), test[1]) > full - 0.04
+
+
+def test_fine_tuning_lowers_the_loss_and_keeps_zeros():
+    net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    net[0].weight.data[torch.rand(8, 5) < 0.5] = 0
+    zeros = net[0].weight == 0
+    x, y = torch.randn(64, 5), torch.randint(0, 3, (64,))
+    before = functional.cross_entropy(net(x), y)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.1)
+    fine_tune(net, [(x, y)], functional.cross_entropy, optimizer, epochs=40)
+    assert functional.cross_entropy(net(x), y) < 0.9 * before
+    assert torch.equal(net[0].weight == 0, zeros)
+    assert not net[0].weight._backward_hooks
+    refused = "Expected `epochs` to be an integer of at least 1, but got 0"
+    assert_refused(refused, fine_tune, net, [(x, y)], functional.cross_entropy, optimizer, epochs=0)
+
+
+def test_batchnorm_statistics_are_those_of_the_data():
+    net = Residual().eval()
+    data = [torch.randn(50, 3, 8, 8) * 2 + 1 for _ in range(4)]
+    reestimate_batchnorm(net, [(x, None) for x in data])
+    with torch.no_grad():
+        first = [net.stem(x) for x in data]
+    mean = torch.stack([f.mean((0, 2, 3)) for f in first]).mean(0)
+    variance = torch.stack([f.var((0, 2, 3)) for f in first]).mean(0)
+    assert torch.allclose(net.norm.running_mean, mean, atol=1e-5)
+    assert torch.allclose(net.norm.running_var, variance, rtol=1e-4)
+    assert not net.norm.training
+    assert net.norm.momentum == 0.1
+    assert_refused("Expected `net` to have BatchNorm", reestimate_batchnorm, nn.Linear(2, 2), [])
+
+
+# Long verbs show a progress line, and Ctrl-C leaves the model unchanged.
+
+
+class Counting(nn.Module):
+    """A model that is interrupted in one of its passes, which copies of it count together."""
+
+    passes, stop = 0, None
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+        self.shift = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        Counting.passes += 1
+        if Counting.passes == Counting.stop:
+            raise KeyboardInterrupt
+        return self.layers(x) + self.shift
+
+
+X, Y = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+VERBS = {
+    "shrink": lambda net, **options: vd.shrink(net, X, **options),
+    "choose_threshold": lambda net, **options: vd.choose_threshold(
+        net, (X, Y), accuracy, macs=100, points=3, **options
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_ctrl_c_leaves_the_model_unchanged(verb, monkeypatch):
+    net = vd.convert(Counting(), vd.sparse_vd()).train()
+    state = {key: tensor.clone() for key, tensor in net.state_dict().items()}
+    flags = [(m.training, dict(m._forward_hooks)) for m in net.modules()]
+    monkeypatch.setattr(Counting, "passes", 0)
+    VERBS[verb](net)
+    total = Counting.passes
+    for stop in {1, 2, total // 4, total // 2, total - 1, total}:
+        monkeypatch.setattr(Counting, "passes", 0)
+        monkeypatch.setattr(Counting, "stop", stop)
+        with pytest.raises(KeyboardInterrupt):
+            VERBS[verb](net)
+        assert all(torch.equal(state[key], tensor) for key, tensor in net.state_dict().items())
+        assert flags == [(m.training, dict(m._forward_hooks)) for m in net.modules()]
+        assert all(m.sampling is None for m in net.modules() if isinstance(m, vd.noisy.Noisy))
+    monkeypatch.setattr(Counting, "stop", None)
+    VERBS[verb](net)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_progress_is_shown_on_request(verb, capsys):
+    net = vd.convert(Counting(), vd.sparse_vd())
+    VERBS[verb](net)
+    VERBS[verb](net, progress=False)
+    assert not capsys.readouterr().err
+    VERBS[verb](net, progress=True)
+    assert capsys.readouterr().err.startswith(f"\r{verb}: 1")

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import vardrop as vd
 from tests.refusals import assert_refused
@@ -15,9 +16,8 @@ from vardrop.compression import Select, ShrinkPlan
 def net_with_dead_units():
     net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
     vd.convert(net, vd.sparse_vd(log_sigma2=-12.0)).eval()
-    with torch.no_grad():
-        net[2].log_sigma2[:, :3] = 20.0
-        net[0].log_sigma2[:, 1] = 20.0
+    net[2].log_sigma2.data[:, :3] = 20.0
+    net[0].log_sigma2.data[:, 1] = 20.0
     return net
 
 
@@ -51,8 +51,7 @@ def test_plan_refuses_a_net_that_it_was_not_made_for():
     net, x = net_with_dead_units(), torch.randn(2, 5)
     plan = vd.shrink(net, x).plan
     trained = copy.deepcopy(net)
-    with torch.no_grad():
-        trained[2].log_sigma2.fill_(-12.0)  # what was dead is alive
+    trained[2].log_sigma2.data.fill_(-12.0)  # what was dead is alive
     assert_refused("Expected `net` to be the model that was planned for", plan.apply, trained)
     refused = "Expected `threshold` to name noisy modules"
     assert_refused(refused, plan.apply, vd.convert(nn.Sequential(nn.Linear(5, 3)), vd.sparse_vd()))
@@ -74,9 +73,8 @@ class Branching(nn.Module):
 @pytest.mark.parametrize("way", [lambda top: top > 8, lambda top: top < 0.05])
 def test_unit_that_another_branch_needs_stays(way):
     net = Branching(way).eval()
-    with torch.no_grad():
-        net.a.weight[:3] = 0
-        net.a.bias[:3] = -1.0  # constants, zero after the relu
+    net.a.weight.data[:3] = 0
+    net.a.bias.data[:3] = -1.0  # constants, zero after the relu
     small, plan = vd.shrink(net, torch.randn(2, 4))
     with torch.no_grad():
         for scale in (0.01, 1.0, 10.0, 100.0):
@@ -100,9 +98,8 @@ def test_rounding_that_large_inputs_magnify_is_no_difference():
 
     torch.manual_seed(0)
     net = Sharp().eval()
-    with torch.no_grad():
-        net.b.weight[:, ::3] = 0
-        net.a.weight[1] = 0  # a constant, which is folded: sums are rounded in another order
+    net.b.weight.data[:, ::3] = 0
+    net.a.weight.data[1] = 0  # a constant, which is folded: sums are rounded in another order
     plan = vd.shrink(net, torch.randn(5, 6)).plan
     assert plan.layers[0].after.outputs == 25
     assert not plan.notes
@@ -147,8 +144,7 @@ def test_a_net_that_takes_no_other_integers_is_proven_on_the_example():
                 raise ValueError("three steps")
             return self.b(self.a(x).relu())
 
-    net = Steps().eval()
-    plan = vd.shrink(net, (torch.randn(2, 4), torch.tensor(3))).plan
+    plan = vd.shrink(Steps().eval(), (torch.randn(2, 4), torch.tensor(3))).plan
     assert plan.proof.startswith("Equal on the example")
     one = nn.Sequential(nn.Linear(4, 2))
     assert "integers" not in vd.shrink(one, torch.randn(1, 4)).plan.proof
@@ -180,14 +176,83 @@ def test_head_that_has_no_plain_twin_stays_and_is_named(tmp_path, write):
 
 
 def test_units_before_one_that_is_put_back_go_by_the_plan_too():
-    torch.manual_seed(0)
     net = nn.Sequential(
         nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 5), nn.ReLU(),
         nn.Linear(5, 2),
     ).eval()  # fmt: skip
-    with torch.no_grad():
-        net[6].weight.zero_()  # everything before is dead, and every layer keeps one unit
+    net[6].weight.data.zero_()  # everything before is dead, and every layer keeps one unit
     x = torch.randn(2, 3)
     small = vd.shrink(net, x).plan.apply(net)
     assert [m.out_features for m in small if isinstance(m, nn.Linear)] == [1, 1, 1, 2]
     torch.testing.assert_close(small(x), net(x))
+
+
+# MACs: products in the code of any module are counted.
+
+
+class Cell(nn.Module):
+    """A recurrent cell, which is no layer that shrink cuts, and a product of bare parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(5, 6), nn.Linear(6, 3)
+        self.mix = nn.Parameter(torch.randn(3, 2))
+
+    def forward(self, x):
+        h = torch.zeros(len(x), 6)
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+        return self.head(h) @ self.mix
+
+
+class Attending(nn.Module):
+    """Attention that stays whole, as it has keys of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.attention(x, x, x)[0])
+
+
+def normalised():
+    first = nn.utils.parametrizations.weight_norm(nn.Linear(5, 8))
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(8, 3))
+
+
+def transposed():
+    return nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.ConvTranspose2d(4, 6, 3, groups=2))
+
+
+NETS = {
+    "cell": (Cell, (4, 5)), "attention": (Attending, (4, 8)), "weight norm": (normalised, (5,)),
+    "grouped and transposed": (transposed, (2, 7, 7)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_macs_are_those_of_torch(name, monkeypatch):
+    monkeypatch.setattr(torch.backends.mha, "get_fastpath_enabled", lambda: False)
+    make, shape = NETS[name]
+    net, x = make().eval(), torch.randn(2, *shape)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        net(x)
+    assert vd.shrink(net, x).plan.total("macs")[0] == counter.get_total_flops() // 2 // len(x)
+
+
+def test_modules_of_no_known_kind_have_a_row():
+    net, x = Cell().eval(), torch.randn(2, 4, 5)
+    rows = {r.name: r for r in vd.shrink(net, x).plan.layers}
+    assert list(rows) == ["head", "", "cell"]
+    assert rows[""].before.macs == 6
+    assert rows["cell"].before.macs == 4 * (3 * 6 * 5 + 3 * 6 * 6)
+    assert rows["cell"].before.bytes == sum(4 * p.numel() for p in net.cell.parameters())
+
+
+def test_attention_is_counted_with_its_products():
+    net = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    rows = {r.name: r for r in vd.shrink(net, torch.randn(3, 5, 8)).plan.layers}
+    assert rows["self_attn.q_proj"].before.macs == 5 * 8 * 8
+    assert rows["self_attn.k_proj"].before.macs == 5 * 8 * 8 + 5 * 5 * 8

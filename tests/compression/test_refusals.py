@@ -23,10 +23,6 @@ def noisy():
     return vd.convert(mlp(), vd.sparse_vd())
 
 
-def binary():
-    return vd.convert(mlp(), vd.binary_dropout(0.5))
-
-
 def two_rules():
     net = nn.Sequential(nn.Linear(4, 2), vd.Gate(vd.gates.BetaBernoulli(), units=2))
     return vd.convert(net, vd.sparse_vd(), include="0")
@@ -34,10 +30,6 @@ def two_rules():
 
 def small():
     return vd.shrink(noisy(), X[:1]).net
-
-
-def convolutional():
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
 
 
 def with_weight(net, value):
@@ -73,7 +65,7 @@ SHRINK = [
     (noisy, X, {"threshold": {"0": NAN}}, "Expected `threshold` to be a number .* but got nan"),
     (noisy, X, {"threshold": {"z": 1.0}}, "Expected `threshold` to name noisy modules among"),
     (mlp, X, {"threshold": 1.0}, "to have a method with a pruning rule"),
-    (binary, X, {"threshold": 1.0}, "to have a method with a pruning rule"),
+    (lambda: vd.convert(mlp(), vd.binary_dropout()), X, {"threshold": 1.0}, "to have a method with a pruning rule"),
     (two_rules, X, {"threshold": 1.0}, "Expected one threshold for modules with one rule"),
     (noisy, X, {"drop_inputs": 1}, "Expected `drop_inputs` to be True or False, but got 1"),
 ]  # fmt: skip
@@ -115,31 +107,30 @@ def std(name, value):
     return {"standard_deviations": {name: value}}
 
 
-def pack_cases():
-    wide = torch.ones(6, 4)
-    return [
-        (noisy, std("0.weight", wide), "to be plain, but got noise in '0'"),
-        (small, {"tolerance": 0}, "Expected `tolerance` to be a finite number and above 0"),
-        (small, {"tolerance": NAN}, "Expected `tolerance` to be a finite number and above 0"),
-        (small, {"tolerance": INF}, "Expected `tolerance` to be a finite number and above 0"),
-        (small, {"tolerance": "x"}, "Expected `tolerance` to be a finite number and above 0"),
-        (small, {"tolerance": 1e-18}, r"to be within 2\^53 steps of .* Raise `tolerance`"),
-        (small, {"tolerance": 1e-300}, r"to be within 2\^53 steps of .* Raise `tolerance`"),
-        (small, {"tolerance": 1e30}, "Expected some weights of '0.weight' to survive rounding"),
-        (lambda: with_weight(small(), NAN), {}, "Expected '0.weight' to hold finite numbers"),
-        (lambda: with_weight(small(), INF), {}, "Expected '0.weight' to hold finite numbers"),
-        (lambda: with_weight(small(), 1e18), {}, r"Expected '0.weight' to be within 2\^53 steps"),
-        (small, std("zz", wide), "Expected `standard_deviations` to name tensors"),
-        (small, std("0.weight", wide[:2]), r"the shape \(6, 4\), but got \(2, 4\)"),
-        (small, std("0.weight", 0 * wide), "to be positive and finite, but got 0.0"),
-        (small, std("0.weight", NAN * wide), "to be positive and finite, but got nan"),
-        (small, std("0.weight", -wide), "to be positive and finite, but got -1.0"),
-        (small, {"validation": (X, Y)}, "Expected `validation` and `metric` together"),
-        (small, {"metric": one}, "Expected `validation` and `metric` together"),
-    ]
+WIDE = torch.ones(6, 4)
+PACK = [
+    (noisy, std("0.weight", WIDE), "to be plain, but got noise in '0'"),
+    (small, {"tolerance": 0}, "Expected `tolerance` to be a finite number and above 0"),
+    (small, {"tolerance": NAN}, "Expected `tolerance` to be a finite number and above 0"),
+    (small, {"tolerance": INF}, "Expected `tolerance` to be a finite number and above 0"),
+    (small, {"tolerance": "x"}, "Expected `tolerance` to be a finite number and above 0"),
+    (small, {"tolerance": 1e-18}, r"to be within 2\^53 steps of .* Raise `tolerance`"),
+    (small, {"tolerance": 1e-300}, r"to be within 2\^53 steps of .* Raise `tolerance`"),
+    (small, {"tolerance": 1e30}, "Expected some weights of '0.weight' to survive rounding"),
+    (lambda: with_weight(small(), NAN), {}, "Expected '0.weight' to hold finite numbers"),
+    (lambda: with_weight(small(), INF), {}, "Expected '0.weight' to hold finite numbers"),
+    (lambda: with_weight(small(), 1e18), {}, r"Expected '0.weight' to be within 2\^53 steps"),
+    (small, std("zz", WIDE), "Expected `standard_deviations` to name tensors"),
+    (small, std("0.weight", WIDE[:2]), r"the shape \(6, 4\), but got \(2, 4\)"),
+    (small, std("0.weight", 0 * WIDE), "to be positive and finite, but got 0.0"),
+    (small, std("0.weight", NAN * WIDE), "to be positive and finite, but got nan"),
+    (small, std("0.weight", -WIDE), "to be positive and finite, but got -1.0"),
+    (small, {"validation": (X, Y)}, "Expected `validation` and `metric` together"),
+    (small, {"metric": one}, "Expected `validation` and `metric` together"),
+]
 
 
-@pytest.mark.parametrize(("make", "more", "message"), pack_cases())
+@pytest.mark.parametrize(("make", "more", "message"), PACK)
 def test_pack_writes_nothing(tmp_path, make, more, message):
     net, path = make(), tmp_path / "net.vdp"
     path.write_bytes(b"what was there")
@@ -212,7 +203,7 @@ def test_fine_tune():
     ],
 )
 def test_reestimation_that_fails_changes_nothing(data, error, message):
-    net = convolutional()
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
     net(3 * IMAGES + 2)
     before = {k: v.clone() for k, v in net.state_dict().items()}
     with pytest.raises(error, match=message):

@@ -37,8 +37,7 @@ def test_noisy_net_shrinks_to_its_masked_means(name):
     net = vd.convert(sparsen(make(), generator()), vd.sparse_vd()).eval()
     for module in net.modules():
         if isinstance(module, vd.layers.Variational):
-            with torch.no_grad():
-                module.log_sigma2.copy_(torch.randn(module.log_sigma2.shape) * 4 - 6)
+            module.log_sigma2.data.copy_(torch.randn(module.log_sigma2.shape) * 4 - 6)
     kept = {n: r.kept for n, r in vd.noisy.relevance(net).items()}
     expected = copy.deepcopy(net)
     for n, k in kept.items():
@@ -58,9 +57,8 @@ def test_unit_without_readers_goes_with_what_feeds_it_alone():
     net = nn.Sequential(
         nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)
     ).double()
-    with torch.no_grad():
-        net[2].weight[:2, 0] = 0  # unit 0 of the first layer feeds unit 2 of the second only
-        net[4].weight[:, 2] = 0
+    net[2].weight.data[:2, 0] = 0  # unit 0 of the first layer feeds unit 2 of the second only
+    net[4].weight.data[:, 2] = 0
     small = shrink(net, torch.zeros(1, 3, dtype=torch.double)).net
     assert (small[0].out_features, small[2].out_features) == (3, 2)
     assert_equal(net, small, (3,), 1e-12)
@@ -68,9 +66,8 @@ def test_unit_without_readers_goes_with_what_feeds_it_alone():
 
 def test_constant_of_a_unit_without_inputs_is_folded():
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Conv2d(2, 3, 3, bias=False)).double()
-    with torch.no_grad():
-        net[0].weight[1] = 0
-        net[0].bias[1] = 2.0
+    net[0].weight.data[1] = 0
+    net[0].bias.data[1] = 2.0
     small = shrink(net, torch.zeros(1, 1, 7, 7, dtype=torch.double)).net
     assert small[0].out_channels == 1
     assert small[2].bias is not None
@@ -82,9 +79,8 @@ def test_constant_of_a_unit_without_inputs_is_folded():
 @pytest.mark.parametrize("mode", ["zeros", "circular", "reflect", "replicate"])
 def test_padding_border_decides_whether_a_constant_folds(mode):
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 3, padding=1, padding_mode=mode))
-    with torch.no_grad():
-        net[0].weight[1] = 0
-        net[0].bias[1] = 2.0
+    net[0].weight.data[1] = 0
+    net[0].bias.data[1] = 2.0
     small, plan = shrink(net, torch.zeros(1, 1, 7, 7))
     assert small[0].out_channels == (2 if mode == "zeros" else 1)
     text = "1 units of '0' stay: its constant meets the padding border of '1'."
@@ -94,9 +90,8 @@ def test_padding_border_decides_whether_a_constant_folds(mode):
 
 def test_average_over_padding_stops_a_constant():
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AvgPool2d(3, padding=1), nn.Conv2d(2, 3, 1))
-    with torch.no_grad():
-        net[0].weight[1] = 0
-        net[0].bias[1] = 2.0
+    net[0].weight.data[1] = 0
+    net[0].bias.data[1] = 2.0
     small, plan = shrink(net, torch.zeros(1, 1, 8, 8))
     assert small[0].out_channels == 2
     assert "its constant meets the padding border of '2'" in str(plan)
@@ -134,8 +129,7 @@ def test_hidden_units_that_are_returned_stay():
             return self.b(h), h
 
     net = Two()
-    with torch.no_grad():
-        net.b.weight.zero_()
+    net.b.weight.data.zero_()
     assert shrink(net, torch.zeros(1, 3)).net.a.out_features == 4
 
 
@@ -163,9 +157,8 @@ def test_layer_that_runs_twice_and_tied_weights_stay():
             return self.b(self.a(self.a(x).relu()).relu())
 
     net = Twice()
-    with torch.no_grad():
-        net.a.weight[:, 0] = 0
-        net.b.weight[:, 0] = 0
+    net.a.weight.data[:, 0] = 0
+    net.b.weight.data[:, 0] = 0
     report = shrink(net, torch.zeros(1, 4)).plan
     assert report.layers[0].after.outputs == 4
     assert "'a' runs 2 times" in str(report)
@@ -185,9 +178,8 @@ def test_depthwise_channel_goes_with_its_neighbours():
 
 def test_groups_keep_equal_sizes():
     net = nn.Sequential(nn.Conv2d(2, 8, 1), nn.ReLU(), nn.Conv2d(8, 6, 3, groups=2))
-    with torch.no_grad():
-        net[2].weight[:3, :2] = 0  # two inputs of the first group
-        net[2].weight[3:, 3] = 0  # one input of the second
+    net[2].weight.data[:3, :2] = 0  # two inputs of the first group
+    net[2].weight.data[3:, 3] = 0  # one input of the second
     small, plan = shrink(net, torch.zeros(1, 2, 6, 6))
     assert (small[0].out_channels, small[2].in_channels, small[2].groups) == (6, 6, 2)
     assert "1 units stay to keep layers of equal width." in plan.notes
@@ -198,9 +190,8 @@ def test_transposed_layers_lose_channels():
     net = nn.Sequential(
         nn.ConvTranspose2d(2, 6, 3), nn.ReLU(), nn.ConvTranspose2d(6, 4, 2, stride=2, groups=2)
     )
-    with torch.no_grad():
-        net[2].weight[0] = 0
-        net[2].weight[5] = 0
+    net[2].weight.data[0] = 0
+    net[2].weight.data[5] = 0
     small = shrink(net, torch.zeros(1, 2, 5, 5)).net
     assert (small[0].out_channels, small[2].in_channels) == (4, 4)
     assert_equal(net, small, (2, 5, 5))
@@ -208,9 +199,8 @@ def test_transposed_layers_lose_channels():
 
 def test_embedding_dimension_shrinks():
     net = nn.Sequential(nn.Embedding(10, 6), nn.Linear(6, 3))
-    with torch.no_grad():
-        net[1].weight[:, 2:4] = 0
-        net[0].weight[:, 5] = 0.7  # the same for every word: a constant
+    net[1].weight.data[:, 2:4] = 0
+    net[0].weight.data[:, 5] = 0.7  # the same for every word: a constant
     small = shrink(net, torch.zeros(2, 4, dtype=torch.long)).net
     assert small[0].embedding_dim == 3
     words = torch.randint(0, 10, (5, 4))
@@ -219,8 +209,7 @@ def test_embedding_dimension_shrinks():
 
 def test_dead_net_keeps_one_unit_a_layer():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    with torch.no_grad():
-        net[0].weight.zero_()
+    net[0].weight.data.zero_()
     small = shrink(net, torch.zeros(1, 3)).net
     assert (small[0].out_features, small[2].in_features) == (1, 1)
     assert_equal(net, small, (3,))
@@ -270,16 +259,14 @@ def test_modes_and_random_state_stay():
 def test_gates_fold_into_a_smaller_net(spread):
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     vd.convert(net, vd.Recipe(gate=vd.gates.BetaBernoulli()), include="2").eval()
-    with torch.no_grad():
-        for parameter in net[2].gate.parameters():
-            parameter.add_(torch.linspace(-spread, spread, 6))
+    for parameter in net[2].gate.parameters():
+        parameter.data.add_(torch.linspace(-spread, spread, 6))
     score = vd.noisy.relevance(net)["2.gate"].score
     cut = float(score.sort().values[2:4].mean())
     small = shrink(net, torch.zeros(1, 4), threshold=cut).net
     assert small[0].out_features == 3
     expected = copy.deepcopy(net)
-    with torch.no_grad():
-        expected[2].weight[:, score <= cut] = 0
+    expected[2].weight.data[:, score <= cut] = 0
     assert_equal(expected, small, (4,))
 
 
@@ -305,15 +292,13 @@ def test_gates_of_tied_layers_fold_into_weights_of_their_own(recipe):
 
 def test_gate_on_its_own_becomes_a_scale_and_shrinks():
     gate = vd.Gate(vd.gates.NormalJeffreys(), units=6)
-    with torch.no_grad():
-        gate.mu.copy_(torch.tensor([1.0, 0.5, 1e-4, 2.0, 1e-4, 1.0]))
+    gate.mu.data.copy_(torch.tensor([1.0, 0.5, 1e-4, 2.0, 1e-4, 1.0]))
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), gate, nn.Linear(6, 3)).eval()
     small = shrink(net, torch.zeros(1, 4)).net
     assert small[0].out_features == 4
     assert small[2].factor.tolist() == pytest.approx([1.0, 0.5, 2.0, 1.0])
     expected = copy.deepcopy(net)
-    with torch.no_grad():
-        expected[2].mu[[2, 4]] = 0
+    expected[2].mu.data[[2, 4]] = 0
     assert_equal(expected, small, (4,))
 
 

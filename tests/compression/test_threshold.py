@@ -7,16 +7,15 @@ from torch import nn
 
 import vardrop as vd
 from tests.compression.nets import accuracy
-from vardrop.compression import Threshold, choose_threshold, shrink
+from vardrop.compression import Threshold, choose_threshold, shrink, zero_pruned_weights
 from vardrop.compression.trace_units import trace_units
 
 
 def net_and_data():
     """A linear classifier whose weights die one after the other as the threshold falls."""
     net = vd.convert(nn.Linear(10, 2, bias=False), vd.sparse_vd()).eval()
-    with torch.no_grad():
-        net.weight.copy_(torch.stack([torch.arange(1.0, 11), -torch.arange(1.0, 11)]))
-        net.log_sigma2.fill_(0.0)  # log alpha = -2 log |weight|: large weights are relevant
+    net.weight.data.copy_(torch.stack([torch.arange(1.0, 11), -torch.arange(1.0, 11)]))
+    net.log_sigma2.data.fill_(0.0)  # log alpha = -2 log |weight|: large weights are relevant
     x = torch.randn(400, 10, generator=torch.Generator().manual_seed(0))
     return net, (x, net(x).argmax(1))
 
@@ -70,9 +69,8 @@ def test_a_sweep_traces_once(monkeypatch):
 def test_gates_are_kept_above():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     vd.convert(net, vd.Recipe(gate=vd.gates.BetaBernoulli()), include="2").eval()
-    with torch.no_grad():
-        for parameter in net[2].gate.parameters():
-            parameter.add_(torch.linspace(-2, 2, 4))
+    for parameter in net[2].gate.parameters():
+        parameter.data.add_(torch.linspace(-2, 2, 4))
     score = vd.noisy.relevance(net)["2.gate"].score
     data = (torch.randn(20, 3), torch.zeros(20, dtype=torch.long))
     t = choose_threshold(net, data, accuracy, sparsity=0.5)
@@ -92,8 +90,59 @@ def test_text_and_plot():
 
 def test_dead_weights_of_infinite_ratio_do_not_upset_the_sweep():
     net, data = net_and_data()
+    net.weight.data[:, :3] = 0
+    net.log_sigma2.data[:, 3] = 200.0
+    assert math.isfinite(float(choose_threshold(net, data, accuracy, sparsity=0.3)))
+
+
+# Shrinking is exact, and the plan says how much the threshold itself changes.
+
+
+class Adapted(nn.Module):
+    """A frozen layer with an adapter of rank 8, as LoRA has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(6, 5).requires_grad_(False)
+        self.lora_A, self.lora_B = nn.Linear(6, 8, bias=False), nn.Linear(8, 5, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + 2 * self.lora_B(self.lora_A(x))
+
+
+def with_half_of_the_ranks_dead(recipe):
+    torch.manual_seed(0)
+    net = vd.convert(Adapted().eval(), recipe, include="lora_B")
+    closed = {"log_sigma2": 1.0, "logit": -8.0, "log_sigma": 3.0, "raw_a": -9.0}
+    for name, parameter in net.lora_B.gate.named_parameters():
+        if name in closed:
+            parameter.data[:4] = closed[name]
+    return net
+
+
+@pytest.mark.parametrize("recipe", [vd.bayesian_compression(), vd.l0(), vd.structured_pruning()])
+def test_ranks_go_exactly(recipe):
+    net, x = with_half_of_the_ranks_dead(recipe), torch.randn(7, 6)
+    small, plan = vd.shrink(net, x)
+    assert (small.lora_A.out_features, small.lora_B.in_features) == (4, 4)
     with torch.no_grad():
-        net.weight[:, :3] = 0
-        net.log_sigma2[:, 3] = 200.0
-    t = choose_threshold(net, data, accuracy, sparsity=0.3)
-    assert math.isfinite(float(t))
+        zeroed, whole = zero_pruned_weights(net)[0](x), net(x)
+        assert torch.allclose(small(x), zeroed, atol=1e-6)
+    assert plan.change == pytest.approx(float((whole - zeroed).abs().max()), abs=1e-6)
+    assert f"outputs of the example by at most {plan.change:.2g}." in str(plan)
+
+
+def test_bayesian_compression_alone_drops_units_that_evaluation_mode_still_passes():
+    """Its rule is a ratio of noise to mean; the mean of a dead unit is not zero."""
+    changes = {
+        name: vd.shrink(with_half_of_the_ranks_dead(recipe), torch.randn(7, 6)).plan.change
+        for name, recipe in {"bc": vd.bayesian_compression(), "l0": vd.l0()}.items()
+    }
+    assert changes["bc"] > 0.1
+    assert changes["l0"] < 1e-5
+
+
+def test_a_plain_net_is_not_changed():
+    plan = vd.shrink(nn.Linear(3, 2), torch.randn(2, 3)).plan
+    assert plan.change == 0
+    assert "threshold" not in str(plan)

@@ -251,14 +251,12 @@ def test_the_pass_that_looks_for_dropout_leaves_the_net_alone(mode):
 
 
 FUNCTIONS = [
-    functional.dropout,
-    functional.dropout2d,
-    functional.alpha_dropout,
+    functional.dropout, functional.dropout2d, functional.alpha_dropout,
     functional.feature_alpha_dropout,
     lambda x, p, on: x * torch.bernoulli(torch.full_like(x, 1 - p)) if on else x,
     lambda x, p, on: x * torch.empty_like(x).bernoulli_(1 - p) if on else x,
     lambda x, p, on: functional.scaled_dot_product_attention(x, x, x, dropout_p=p * on),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -25,13 +25,12 @@ def plain():
 def trained(net, recipe, **where):
     """Converted, with every tensor moved away from where conversion starts it."""
     vd.convert(net, recipe, **where)
-    with torch.no_grad():
-        for p in net.parameters():
-            if p.requires_grad:
-                p.add_(0.05 * torch.randn_like(p))
-        for m in net.modules():
-            if isinstance(m, nn.BatchNorm1d):
-                m.running_mean.uniform_()
+    for p in net.parameters():
+        if p.requires_grad:
+            p.data.add_(0.05 * torch.randn_like(p))
+    for m in net.modules():
+        if isinstance(m, nn.BatchNorm1d):
+            m.running_mean.data.uniform_()
     return net.eval()
 
 

@@ -7,9 +7,14 @@ from pathlib import Path
 import pytest
 
 from experiments import page as pages
-from experiments.runner import experiments, finished, reproduce, result_path
-from experiments.verdicts import load_items
+from experiments.command import FUNCTIONS
+from experiments.page import rows
+from experiments.runner import experiments, finished, outside, reproduce, result_path
+from experiments.shift import METHODS
+from experiments.verdicts import Item, count_verdicts, lead, load_items
 from tests.experiments.toy import describe, toy_training
+from tests.refusals import assert_refused
+from vardrop.app.data import data_directory
 
 ROOT = Path(__file__).parents[2]
 CURVES = '[plot]\nx = "epoch"\ny = ["loss"]\nlog = "y"\n'
@@ -113,3 +118,154 @@ def test_results_agree_with_their_descriptions():
             for key in ("name", "title", "paper", "source", "expected", "notes"):
                 assert stored[key] == getattr(experiment, key), f"{path}: reproduce --page"
             assert {*experiment.expected, *experiment.headline} <= set(stored["figures"]), path
+
+
+# Verdicts on the papers' results, as computed from both values.
+
+
+@pytest.mark.parametrize("direction, paper, ours, error, expected", [
+    ("lower", 2.0, 1.5, 0, 1),
+    ("lower", 2.0, 1.5, 0.3, 0),  # within two standard errors
+    ("lower", 2.0, 2.5, 0.3, 0),
+    ("lower", 2.0, 2.5, 0.1, -1),
+    ("higher", 68, 68.4, 0, 0),  # 68 is anything from 67.5 to 68.5
+    ("higher", 68, 67.4, 0, -1),
+    ("higher", 68, 70.0, 0, 1),
+    ("lower", 1.92, 1.924, 0, 0),
+    ("lower", 1.92, 1.93, 0, -1),
+    ("lower", 1.0, 1.4, 0, -1),  # not half a unit of 1, which may be 1.0
+    ("same", 10.0, 10.9, 0, 0),
+    ("same", 10.0, 11.1, 0, -1),
+    ("same", 10.0, 11.1, 0.6, 0),
+    ("same", 0.0, 8e-15, 0, 0),
+    ("same", 0.0, 1e-6, 0, -1),
+    ("lower", 0.0, 3.7, 2.7, 0),
+])  # fmt: skip
+def test_a_lead_is_more_than_the_slack(direction, paper, ours, error, expected):
+    assert lead(direction, paper, ours, error) == expected
+
+
+def item(values, errors=(None, None)):
+    """An item of two values, which are 2 (lower is better) and 10 (higher) in the paper."""
+    names = ("error, %", "size")
+    results = {
+        name: {"mean": value, "standard_error": error}
+        for name, value, error in zip(names, values, errors, strict=True)
+    }
+    row = {"expected": dict(zip(names, (2.0, 10), strict=True))}
+    return Item("a", row | {"result": {"figures": results}}, dict(zip(names, ("lower", "higher"), strict=True)), "")  # fmt: skip
+
+
+@pytest.mark.parametrize("values, verdict", [
+    ((1.0, 10), "better"), ((2.0, 10), "reached"), ((1.0, 5), "trade-off"), ((2.0, 5), "behind"),
+])  # fmt: skip
+def test_the_values_of_an_item_are_judged_together(values, verdict):
+    assert item(values).verdict == verdict
+    assert count_verdicts([item(values)])[verdict] == 1
+    assert Item("a", {"result": None}, {}, "").verdict == "not run"
+
+
+def test_the_variance_is_pooled_over_values_of_one_kind():
+    names = ("none, 100 units", "binary, 100 units", "gain")
+    errors = {"none, 100 units": 0.0, "binary, 100 units": 0.2, "gain": 9.0}
+    figures = {n: {"mean": 1.25, "standard_error": errors[n]} for n in names}
+    row = {"expected": dict.fromkeys(names, 1.0), "result": {"figures": figures}}
+    judged = Item("a", row, {"none, 100 units": "lower"}, "")
+    assert judged.verdict == "reached"  # 2 sqrt(0.04 / 2) = 0.28
+    del row["expected"]["binary, 100 units"]
+    assert judged.verdict == "behind"
+
+
+def test_every_item_that_is_not_reached_has_a_cause():
+    table = rows(experiments(ROOT / "experiments"), ROOT / "results")
+    items = load_items(ROOT / "experiments" / "judged.toml", table)
+    assert len(items) == 64
+    assert 14 <= sum(bool(item.claim) for item in items) <= 16
+    unmet = [item for item in items if item.verdict in ("trade-off", "behind")]
+    assert [item.name for item in unmet if not item.row["cause"]] == []
+
+
+@pytest.mark.parametrize("experiment, figures, claims, error", [
+    ("toy/ran", '{ loss = "lower" }', "", "to name an experiment and its expected figures in 'Toy'"),
+    ("toy/run", '{ speed = "lower" }', "", r"but got 'toy/run' with \['speed'\]"),
+    ("toy/run", '{ loss = "smaller" }', "", r"to be one of .*, but got \['smaller'\]"),
+    ("toy/run", '{ loss = "lower" }', 'Toys = "x"', r"to name judged items, but got \['Toys'\]"),
+])  # fmt: skip
+def test_items_that_do_not_fit_are_refused(tmp_path, experiment, figures, claims, error):
+    path = tmp_path / "judged.toml"
+    assert load_items(path, []) == []
+    path.write_text(f'[[item]]\nname = "Toy"\nexperiment = "{experiment}"\nfigures = {figures}\n')
+    path.with_name("claims.toml").write_text(claims)
+    assert_refused(error, load_items, path, [{"name": "toy/run", "expected": {"loss": 1.0}}])
+
+
+# The tables of docs/predict.md are those of the stored result.
+
+
+OOD = {
+    f"{what}, {score}": f"AUROC {data} by {score}"
+    for what, data in (("letters", "notMNIST"), ("clothes", "Fashion-MNIST"))
+    for score in ("entropy", "information")
+}
+SHIFT = {name: f"{name}, strength 3" for name in ("accuracy", "NLL", "ECE")}
+
+
+@pytest.mark.parametrize("columns", [OOD, {"accuracy, clean": "accuracy, clean", **SHIFT}])
+def test_the_page_shows_the_tables_of_the_stored_result(columns):
+    figures = json.loads((ROOT / "results/shift/mnist.json").read_text())["figures"]
+
+    def cell(name):
+        if name not in figures:
+            return "-"
+        mean, error = figures[name]["mean"], figures[name]["standard_error"]
+        digits = 1 if mean > 20 else 3
+        return f"{mean:.{digits}f} ± {error:.{digits}f}"
+
+    lines = [f"| method | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
+    lines += [
+        f"| {method} | {' | '.join(cell(f'{key}, {method}') for key in columns.values())} |"
+        for method in ("deterministic", "ensemble of 5", *list(METHODS)[1:])
+    ]
+    assert "\n".join(lines) in (ROOT / "docs/predict.md").read_text()
+
+
+# The LeNets shrunk and packed: what was recorded, and what training from scratch gives.
+
+
+KNOWN = experiments(ROOT / "experiments")
+
+
+def result(name):
+    path = result_path(KNOWN[name], ROOT / "results")
+    assert finished(KNOWN[name], path)  # with the arguments of the description
+    return json.loads(path.read_text())["runs"][0]
+
+
+def test_recorded_results_meet_the_bounds():
+    run = result("louizos/lenet300")
+    figures, times = run["figures"], run["latency"]
+    assert figures["times fewer weights"] >= 60
+    assert figures["error of the small net, %"] <= 1.9
+    assert figures["times fewer bytes"] >= 180
+    assert abs(figures["error of the file, %"] - figures["error of the small net, %"]) <= 0.1
+    assert times["256"]["dense"] >= 4 * times["256"]["chosen"]
+    assert times["1"]["dense"] >= 1.5 * times["1"]["chosen"]
+    times = result("louizos/lenet5-channels")["latency"]["256"]  # also in onnxruntime
+    assert times["dense"] >= 3 * times["chosen"]
+    assert times["dense"] >= 8 * times["onnx small"]
+
+
+# The quick version of every experiment keeps its bounds, which fail when a method stops working.
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (data_directory() or Path()).joinpath("mnist").is_dir(),
+    reason="MNIST is not there (VARDROP_DATA)",
+)
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_quick_version_keeps_its_bounds(name: str, tmp_path: Path) -> None:
+    if name == "neklyudov/cartpole":
+        pytest.importorskip("gymnasium", reason="needs the extra `rl`")
+    (result,) = reproduce(KNOWN[name], FUNCTIONS, tmp_path / "run.json", quick=True)
+    assert outside(result["figures"], KNOWN[name].bounds) == []

@@ -143,7 +143,7 @@ def test_errors(experiment, tmp_path):
 
 
 def test_every_description_names_a_known_function_and_bounds():
-    from tests.experiments.test_quick import KNOWN
+    from tests.experiments.test_page import KNOWN
 
     assert len(KNOWN) > 30
     assert {e.row for e in KNOWN.values()} >= set(range(1, 16))

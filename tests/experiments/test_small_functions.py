@@ -4,15 +4,21 @@ import math
 
 import pytest
 import torch
-from torch import nn
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
 
 import vardrop as vd
-from experiments import lee_dropmax, molchanov, neklyudov_uses as uses
+from experiments import concrete, lee_dropmax, molchanov, neklyudov_uses as uses, uci
+from experiments.corruptions import CORRUPTIONS, corrupted, rotated
 from experiments.lee_bb import active_units, units
-from experiments.neklyudov import _exceeded_by, train_parameterisation
-from tests.experiments.digits import digits
+from experiments.neklyudov import _exceeded_by
+from experiments.trainings import mlp
+from tests.experiments.test_functions import few_rows
 from tests.refusals import assert_refused
 from vardrop.app.data import Images
+from vardrop.noisy import relevance
+from vardrop.objective import ELBO, Categorical
+from vardrop.tuning import train
 
 
 def test_four_gaussians_sit_at_their_centres():
@@ -27,15 +33,6 @@ def test_first_of_each_class_keeps_the_order_of_the_file():
     chosen = lee_dropmax.first_of_each_class(Images(torch.arange(8.0).view(8, 1), y), 2)
     assert chosen.x.flatten().tolist() == [0, 1, 2, 3, 4, 5]
     assert chosen.y.tolist() == [2, 0, 1, 0, 2, 1]
-
-
-def test_a_short_run_logs_the_transition():
-    (data, test), before = digits(), torch.get_rng_state()
-    run = train_parameterisation("layer", data, test, epochs=3, samples=2, width=50)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert [record["sixths of the training"] for record in run.curve] == [1, 2, 3]
-    assert run.curve[0]["alpha below 1, %"] == 100.0
-    assert run.elbo < 0
 
 
 def net_with(*log_alphas: float) -> nn.Module:
@@ -63,9 +60,8 @@ def test_the_lowest_threshold_that_the_held_out_images_allow(monkeypatch):
 
 def test_an_input_counts_while_one_of_its_weights_is_left():
     net = nn.Sequential(vd.convert(nn.Linear(3, 2), vd.sparse_vd()))
-    with torch.no_grad():
-        net[0].weight.fill_(1.0)
-        net[0].log_sigma2.copy_(torch.tensor([[5.0, 5.0, -5.0], [5.0, -5.0, -5.0]]))
+    net[0].weight.data.fill_(1.0)
+    net[0].log_sigma2.data.copy_(torch.tensor([[5.0, 5.0, -5.0], [5.0, -5.0, -5.0]]))
     assert units(net) == [2.0]
 
 
@@ -116,24 +112,143 @@ def test_ensembles_average_probabilities():
     assert found.sum().item() == pytest.approx(1.0)
 
 
-def test_curve_starts_at_the_clean_accuracy_and_falls():
-    data, test = digits()
-    curves = uses.attack_curves(data, test, (0.0, 0.2), epochs=3, samples=3)
-    assert set(curves) == {"dropout, mean", "dropout, ensemble", "variance, ensemble"}
-    for clean, attacked in curves.values():
-        assert clean > 0.8
-        assert attacked < clean - 0.2
-
-
 def test_modes_stay_and_errors():
-    _, test = digits()
+    test = Images(torch.rand(9, 1, 8, 8), torch.arange(9))
     net = vd.convert(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), vd.sparse_vd())
     uses.attack_curve(net, test, (0.1,), samples=1)
     assert net.training
     assert_refused("Expected `epsilon` to be at least 0", uses.fgsm, net, test.x, test.y, -math.pi)
 
 
-def test_policies_differ_by_their_middle_layer():
-    pytest.importorskip("gymnasium", reason="needs the extra `rl`")
-    assert uses.policy("variance")[2].posterior == vd.ZeroMean()
-    assert type(uses.policy("entropy")[2]) is nn.Linear
+# Corruptions of images: ranges, strengths, and what each does to a picture that is known.
+
+
+def picture(count: int = 3) -> torch.Tensor:
+    """A bright bar left of the middle, on black."""
+    x = torch.zeros(count, 1, 28, 28)
+    x[:, :, 8:20, 10:13] = 0.9
+    return x
+
+
+@pytest.mark.parametrize("kind", CORRUPTIONS)
+def test_images_stay_images_and_a_seed_decides(kind):
+    x, before = picture(), torch.get_rng_state()
+    found = [corrupted(kind, x, strength, seed=4) for strength in range(1, 6)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(x, picture())
+    for image in found:
+        assert image.shape == x.shape
+        assert image.isfinite().all()
+        assert image.min() >= 0
+        assert image.max() <= 1 + 1e-6
+    assert torch.equal(found[2], corrupted(kind, x, 3, seed=4))
+    far = [float((image - x).square().mean()) for image in found]
+    assert 0 < far[0] < far[4]
+
+
+def test_geometry_is_that_of_pixels():
+    x, right = picture(), torch.zeros(3, 1, 28, 28)
+    right[:, :, 15:18, 8:20] = 0.9  # the bar, turned by a quarter
+    turned = rotated(x, torch.full((3,), math.pi / 2))
+    assert min(float((turned - t).abs().max()) for t in (right, right.flip(2))) < 1e-4
+    moved = corrupted("translate", x, 2, seed=0)
+    shifts = [x.roll((a, b), (2, 3)) for a in (-2, 2) for b in (-2, 2)]
+    for image in moved:
+        assert min(float((image - s[0]).abs().max()) for s in shifts) < 1e-4
+    assert float(corrupted("scale", x, 5, seed=0).sum() / x.sum()) == pytest.approx(0.25, rel=0.05)
+    assert float(corrupted("motion blur", x, 1, 0).sum() / x.sum()) == pytest.approx(1, rel=0.01)
+
+
+def test_noise_has_the_amount_that_its_strength_says():
+    grey = torch.full((50, 1, 28, 28), 0.5)
+    count = grey.numel()
+    flipped = (corrupted("impulse noise", grey, 4, seed=1) != 0.5).double().mean()
+    assert abs(float(flipped) - 0.17) < 6 * math.sqrt(0.17 * 0.83 / count)
+    shot = corrupted("shot noise", grey, 1, seed=1)
+    assert abs(float(shot.var()) - 0.5 / 60) < 6 * 0.5 / 60 * math.sqrt(3 / count)
+
+
+# What gates do in training: Beta-Bernoulli closes units, concrete dropout finds its rate.
+
+
+def error(net: nn.Module, x: Tensor, y: Tensor) -> float:
+    with torch.no_grad():
+        return 100 * float((net.eval()(x).argmax(1) != y).float().mean())
+
+
+def test_beta_bernoulli_closes_the_empty_pixels_of_the_digits() -> None:
+    x, y = load_digits(return_X_y=True)
+    x, y = torch.tensor(x).float() / 16, torch.tensor(y)
+    data, net = Images(x[:1400], y[:1400]), mlp(64, 32, 10)
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    for _ in train(ELBO(net, Categorical(), 1400, beta=0.0), optimizer, *data, 15):
+        pass
+    dense = error(net, x[1400:], y[1400:])
+    elbo = ELBO(vd.convert(net, vd.beta_bernoulli()), Categorical(), 1400)
+    optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=1e-3, noise_lr=1e-1))
+    for _ in train(elbo, optimizer, *data, 30, rate=lambda e: 1.0 if e < 15 else 0.1):
+        pass
+    kept, always_off = {name: r.kept for name, r in relevance(net).items()}, (x == 0).all(0)
+    assert not kept["1.gate"][always_off].any()
+    assert kept["1.gate"][~always_off].float().mean() > 0.5
+    assert error(net, x[1400:], y[1400:]) < dense + 3.0
+
+
+def test_concrete_dropout_learns_a_lower_rate_from_more_data() -> None:
+    found = concrete.line_fits(0, counts=(10, 2000), width=64, steps=400)["figures"]
+    assert found["hidden rate, 2000 points"] < found["hidden rate, 10 points"] - 0.02
+    assert found["epistemic deviation, 2000 points"] < found["epistemic deviation, 10 points"]
+    assert found["error, 2000 points"] < 1.5
+
+
+# UCI splits: what is held out of what, and scores that can be worked out by hand.
+
+
+METHOD = uci.Method("plain", hidden=4, batch=16, samples=4, members=1)
+
+
+def parts(split):
+    _, y, tests = few_rows("few")
+    outer = uci._outer(*few_rows("few")[:2], tests[split])
+    return y, tests[split], outer, uci._inner(outer, split)
+
+
+def test_test_rows_are_those_of_the_split_and_the_rest_trains():
+    y, tested, outer, inner = parts(1)
+    rest = [k for k in range(40) if k not in tested]
+    assert torch.allclose(outer.test_y, ((y[tested] - y[rest].mean()) / outer.unit).float())
+    assert torch.allclose(outer.y, ((y[rest] - y[rest].mean()) / y[rest].std()).float(), atol=1e-6)
+    assert (len(inner.x), len(inner.test_x)) == (32, 4)  # a tenth of 36
+
+
+def test_inner_rows_are_training_rows_in_units_of_the_target():
+    _, _, outer, inner = parts(0)
+    # Standardising twice leaves distances in units of the target as they were.
+    spread = torch.cat([inner.y, inner.test_y]).double() * inner.unit
+    assert torch.allclose(
+        (spread - spread.mean()).flatten().sort().values,
+        ((outer.y.double() - outer.y.double().mean()) * outer.unit).flatten().sort().values,
+        atol=1e-4,
+    )
+
+
+def test_scores_of_one_normal_are_those_of_the_formulas(monkeypatch):
+    part = uci.Part(*(torch.zeros(2, 1),) * 3, torch.tensor([[0.0], [3.0]]), unit=2.0)
+    draws = (torch.zeros(1, 2).double(), torch.ones(1, 2).double())
+    monkeypatch.setattr(uci.Method, "_draws", lambda *_: draws)
+    found = METHOD.scores([], part)
+    assert found["RMSE"] == pytest.approx(2 * math.sqrt(4.5))
+    assert found["NLL"] == pytest.approx(0.5 * math.log(2 * math.pi) + 9 / 4 + math.log(2))
+    assert found["coverage"] == 0.5
+
+
+def test_splits_side_by_side_are_trained_on_their_own_rows():
+    outers = [parts(0)[2], parts(1)[2]]
+    both = METHOD.train(uci.Choice(0, False, 400), outers, 0)
+    wrong = [METHOD.scores(nets, part)["RMSE"] for nets, part in zip(both, outers, strict=True)]
+    assert max(wrong) < 0.5  # the plane's noise is 0.1, the targets spread by more than 2
+
+
+def test_a_missing_table_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("VARDROP_DATA", str(tmp_path))
+    assert_refused(r"the file .*nowhere\.csv, but it is not there", uci.split_table, "nowhere")

@@ -1,12 +1,15 @@
 """Random numbers of a call's own: repeatable, independent of other threads, the global left alone."""
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from scipy.stats import poisson
 from torch import nn
 
 import vardrop as vd
+from tests.z_scores import FAMILY_WISE, assert_mean, assert_variance
 from vardrop.functional import (
     GeneratorNoise,
     draw_from,
@@ -15,6 +18,7 @@ from vardrop.functional import (
     standard_normal,
     uniform,
 )
+from vardrop.functional.fast.normal_table import _NORMALS, _TAIL, MIN_COUNT
 from vardrop.gates import DROPOUT_TYPES
 
 DRAWS = {
@@ -76,3 +80,99 @@ def test_switchable_dropout_has_one_distribution_whoever_draws(plain):
         assert per_element or bool((dropped.flatten(2) == units.unsqueeze(-1)).all())
         z = (units.double().mean() - 0.3) / (0.3 * 0.7 / units.numel()) ** 0.5
         assert abs(float(z)) < 5.6  # fails by chance less than once in 1e6 runs of all cases
+
+
+# Normal numbers that are looked up: their distribution, and where others take their place.
+
+
+_LIKE = torch.zeros(())
+
+
+def test_the_table_is_a_normal_distribution_between_its_tails():
+    values = _NORMALS.double()
+    cut = -float(torch.special.ndtri(torch.tensor(_TAIL / 2, dtype=torch.float64)))
+    density = math.exp(-0.5 * cut**2) / math.sqrt(2 * math.pi)
+    assert values.mean().abs() < 1e-9
+    assert values.abs().max() < cut
+    inside = 1 - 2 * cut * density / (1 - _TAIL)  # the variance of a truncated normal
+    assert (values.square().mean() - inside).abs() < 1e-6
+    below = (torch.special.ndtr(values) - _TAIL / 2) / (1 - _TAIL)
+    rank = torch.arange(len(values)) / len(values)
+    assert (below > rank - 1e-6).all()
+    assert (below < rank + 1 / len(values) + 1e-6).all()
+
+
+@pytest.mark.parametrize("size", [MIN_COUNT - 1, MIN_COUNT, 1 << 20])
+def test_tails_do_not_depend_on_how_many_are_drawn(size):
+    total, rounds = 1 << 23, max(1, (1 << 23) // size)
+    with draw_from(GeneratorNoise(size)):
+        draws = torch.cat([standard_normal((size,), _LIKE) for _ in range(rounds)])
+    total = len(draws)
+    cuts = (2.0, 3.0, 3.49, 3.6, 4.0, 4.5, 5.0)
+    for side in (1, -1):
+        for cut in cuts:
+            share = 0.5 * math.erfc(cut / math.sqrt(2))
+            found = int((side * draws > cut).sum())
+            # Poisson: few numbers lie beyond 5.
+            low, high = poisson.interval(1 - FAMILY_WISE / (8 * len(cuts)), total * share)
+            assert low <= found <= high, (side, cut, found, total * share)
+    assert_mean(draws.double().mul(2.5).exp(), math.exp(2.5**2 / 2))
+
+
+def test_tails_lie_anywhere():
+    with draw_from(GeneratorNoise(0)):
+        draws = torch.stack([standard_normal((MIN_COUNT,), _LIKE) for _ in range(125)])
+    rows, places = (draws.abs() > 3.5).nonzero().unbind(1)
+    uniform = (places.double() + 0.5) / MIN_COUNT
+    assert_mean(uniform, 0.5)
+    assert_mean((uniform - 0.5).square(), 1 / 12)
+    counts = torch.bincount(rows, minlength=125).double()
+    assert_variance(counts, float(counts.mean()))  # a Poisson number in every call
+    neighbours = draws[:, 1:][draws[:, :-1].abs() > 3.5]
+    assert_mean(neighbours, 0.0)
+    assert_mean(neighbours.square(), 1.0)
+
+
+def test_numbers_are_independent_normal():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        x = standard_normal((100_000, 5), _LIKE)
+    for power, moment in enumerate((0.0, 1.0, 0.0, 3.0), 1):
+        assert_mean(x.pow(power), moment)
+    for lag in (1, 2, 3, 4):  # four come from one random integer
+        assert_mean(x[:, 0] * x[:, lag], 0.0)
+    assert_mean(x[1:, 0].square() * x[:-1, -1].square(), 1.0)
+
+
+@pytest.mark.parametrize("shape", [(262145,), (256, 1025), (3, 87383), ()])
+def test_any_shape(shape):
+    assert standard_normal(shape, _LIKE).shape == shape
+
+
+def test_double_precision_is_not_looked_up():
+    x = standard_normal((300_000,), _LIKE.double())
+    assert x.dtype == torch.float64
+    assert len(x.unique()) == len(x)
+
+
+def test_draws_under_vmap_differ():
+    draw = lambda _: standard_normal((300_000,), _LIKE)
+    x = torch.vmap(draw, randomness="different")(torch.arange(2))
+    assert x.shape == (2, 300_000)
+    assert not torch.equal(x[0], x[1])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inside torch.compile
+def test_compiled_numbers_are_the_same():
+    def twice():
+        return standard_normal((300_000,), _LIKE), standard_normal((300_000,), _LIKE)
+
+    compiled = torch.compile(twice, fullgraph=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        expected = twice()
+        torch.manual_seed(0)
+        first, second = compiled()
+    assert torch.equal(first, expected[0])
+    assert torch.equal(second, expected[1])

@@ -5,9 +5,7 @@ import transformers as hf
 
 _WIDTH = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 _WIDTH |= {"intermediate_size": 48}
-_WORDS = {
-    "vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
+_WORDS = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 _DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 
 
@@ -44,7 +42,6 @@ def llama():
 
 
 MODELS = {f.__name__: f for f in (bert, distilbert, gpt2, vit, t5, llama)}
-CLASSIFIERS = ("bert", "distilbert", "vit")
 
 
 def batch_of(name, rows=3):

@@ -13,9 +13,8 @@ from vardrop.layers.alpha import alpha_summary, sparsity
 
 def additive(log_alpha: list[float]) -> nn.Linear:
     net = vd.convert(nn.Linear(len(log_alpha), 1), vd.sparse_vd())
-    with torch.no_grad():
-        net.weight.fill_(1.0)
-        net.log_sigma2.copy_(torch.tensor([log_alpha]))
+    net.weight.data.fill_(1.0)
+    net.log_sigma2.data.copy_(torch.tensor([log_alpha]))
     return net
 
 

@@ -14,13 +14,9 @@ from vardrop.noisy import noisy_modules
 
 QUIET = vd.Recipe(vd.AdditiveGaussian(log_sigma2=-80.0), vd.Normal(), vd.weight_sample)
 OPTIONS = [
-    {},
-    {"bias": False},
-    {"add_bias_kv": True},
-    {"add_zero_attn": True},
-    {"kdim": 6, "vdim": 5},
+    {}, {"bias": False}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 6, "vdim": 5},
     {"kdim": 6, "vdim": 5, "add_bias_kv": True, "add_zero_attn": True, "bias": False},
-]
+]  # fmt: skip
 
 
 def tensors(options, batch_first, batch=3, target=4, source=5):
@@ -80,9 +76,8 @@ def test_values_have_the_moments_of_their_weights(same, estimator):
     """With one key there is nothing to attend to: the output is the projected value."""
     recipe = vd.Recipe(vd.AdditiveGaussian(log_sigma2=-1.0), vd.Normal(), estimator)
     _, noisy = pair({"bias": False}, recipe=recipe)
-    with torch.no_grad():
-        noisy.out_proj.weight.copy_(torch.eye(8))
-        noisy.out_proj.log_sigma2.fill_(-80.0)
+    noisy.out_proj.weight.data.copy_(torch.eye(8))
+    noisy.out_proj.log_sigma2.data.fill_(-80.0)
     noisy.train()
     x = torch.randn(1, 1, 8).double()
     memory = x if same else torch.randn(1, 1, 8).double()

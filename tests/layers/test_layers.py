@@ -69,11 +69,9 @@ def with_kl(net, last):
 
 
 OWING = {
-    "sparse_vd": vd.sparse_vd(),
-    "bayes_by_backprop": vd.bayes_by_backprop(),
-    "concrete_dropout": vd.concrete_dropout(),
-    "l0": vd.l0(),
-}
+    "sparse_vd": vd.sparse_vd(), "bayes_by_backprop": vd.bayes_by_backprop(),
+    "concrete_dropout": vd.concrete_dropout(), "l0": vd.l0(),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("recipe, options", [

@@ -1,13 +1,23 @@
 """Two gloo processes give the gradients of one, under every recipe of the contract table."""
 
+import importlib
+
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import vardrop as vd
 from tests.objective.processes import run_processes
+from vardrop._core import sharding as sharded
+from vardrop.functional import GeneratorNoise, draw_from, standard_normal
+from vardrop.noisy import Noisy, enclosed
 from vardrop.testing import HEADS, RECIPES
 
 
@@ -163,3 +173,304 @@ def test_ranks_with_their_own_seed_draw_different_noise_for_one_model(found):
     first, second = (process["noise"] for process in found)
     assert bool((first["losses"] != second["losses"]).all())
     assert torch.equal(first["weight"], second["weight"])
+
+
+# Nets whose tensors are spread over two gloo processes equal the net of one.
+
+
+MIXTURE = "bayes_by_backprop-mixture"  # its KL is drawn, by each process for its own part
+PARALLEL = (
+    "bayes_by_backprop", "bayes_by_backprop-weight_sample", "bayes_by_backprop-flipout",
+    "bayes_by_backprop-learned_prior", "bayes_by_backprop-pretrained",
+    "variational_dropout-b_layer", "sparse_vd", "ard",
+)  # fmt: skip
+SEEDED = ("bayes_by_backprop", "sparse_vd", "bayes_by_backprop-weight_sample")
+spread = importlib.import_module("vardrop.functional.random")
+# Views that leave a sharded module: torch warns, in case somebody writes into them.
+VIEWS = "ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning"
+pytestmark = pytest.mark.filterwarnings(VIEWS)
+
+
+def start(name):
+    """The ELBO of a recipe; at a bound of alpha every term is judged by itself, so none is there."""
+    elbo = make(name)
+    for key, p in elbo.named_parameters():
+        if key.endswith("log_alpha"):
+            p.data.fill_(-0.7)
+    return elbo
+
+
+def shard(elbo, ways, policy=None, mesh=None):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),)) if mesh is None else mesh
+    policy = {} if policy is None else {"mp_policy": policy}
+    if ways == "layers":
+        inside = enclosed(elbo.net)
+        for module in list(elbo.net.modules()):
+            if isinstance(module, Noisy | nn.Linear) and id(module) not in inside:
+                fully_shard(module, mesh=mesh, **policy)
+    fully_shard(elbo, mesh=mesh, **policy)
+    return elbo
+
+
+def together(tensors):
+    return {n: sharded.full_tensor(t).detach().clone() for n, t in tensors.items()}
+
+
+def of_layers(rank, name):
+    """What the sharded net of a recipe gives: gradients, a step, its KL, predictions."""
+    (x, _), elbo = data(), shard(start(name), "layers")
+    optimizer = torch.optim.Adam(elbo.parameters(), 1e-2)
+    with torch.no_grad():
+        found = {"kl": float(vd.kl(elbo.net)) if name in vd.testing.RECIPES else 0.0}
+    step(elbo, rank)
+    found["gradients"] = together(gradients(elbo))
+    optimizer.step()
+    found["state"] = together(elbo.state_dict())
+    found["mean"] = vd.predict(elbo, x, mode="mean").mean
+    found["draws"] = vd.predict(elbo, x, 3, seed=5).draws
+    elbo = shard(start(name), "unit")
+    step(elbo, rank)
+    found["unit"] = together(gradients(elbo))
+    elbo = shard(start(name), "layers", MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    step(elbo, rank)
+    found["bfloat16"] = together(gradients(elbo))
+    return found
+
+
+def saved(folder):
+    elbo = shard(start("bayes_by_backprop-learned_prior"), "layers")
+    dcp.save(get_model_state_dict(elbo), checkpoint_id=folder)
+    return together(dict(elbo.state_dict()))
+
+
+def drawn_kl():
+    """The gradient of a drawn KL on the rows of this process, and the seed it was drawn from."""
+    net = shard(start(MIXTURE), "layers").net
+    torch.manual_seed(30 + dist.get_rank())
+    vd.kl(net[0]).backward()
+    return net[0].weight.grad.to_local()
+
+
+def refused():
+    try:
+        vd.predict(shard(start("sparse_vd"), "layers"), data()[0], draw="functions")
+    except vd.VardropError as error:
+        return str(error)
+
+
+def wide(name):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        vd.convert(net, ALL[name])
+    return vd.ELBO(net, vd.Categorical(), num_data=20)
+
+
+def tensor_parallel(name):
+    elbo, plan = wide(name), {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(elbo.net, init_device_mesh("cpu", (2,)), plan)
+    return elbo, *data()
+
+
+def parallel(name):
+    """One step by tensor parallel, from other seeds in both processes; and predictions."""
+    elbo, x, y = tensor_parallel(name)
+    torch.manual_seed(dist.get_rank())
+    parts = elbo(x, y)
+    parts.loss.backward()
+    found = {"nll": parts.nll.item(), "kl": parts.kl.item(), "gradients": together(gradients(elbo))}
+    found["mean"] = vd.predict(elbo, x, mode="mean").mean
+    return {**found, "draws": vd.predict(elbo, x, 2, seed=1).draws}
+
+
+def with_seeds(name):
+    """Gradients by tensor parallel, with noise that the single process can draw too."""
+    (elbo, x, y), seeds = tensor_parallel(name), iter((100, 200))
+    before, spread.common_seed = spread.common_seed, lambda like, own: next(seeds)
+    elbo(x, y).loss.backward()
+    spread.common_seed = before
+    return together(gradients(elbo))
+
+
+def worker_sharded(rank, folder, chosen):
+    found = {name: of_layers(rank, name) for name in chosen}
+    found |= {("parallel", name): parallel(name) for name in PARALLEL}
+    found |= {("seeds", name): with_seeds(name) for name in SEEDED}
+    return found | {"saved": saved(folder), "drawn": drawn_kl(), "refused": refused()}
+
+
+def loaded(rank, folder):
+    elbo = vd.ELBO(make("bayes_by_backprop-learned_prior").net, vd.Categorical(), 20)
+    state = get_model_state_dict(shard(elbo, "layers"))
+    dcp.load(state, checkpoint_id=folder)
+    return together(state)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("sharded")
+
+
+@pytest.fixture(scope="module")
+def found_sharded(request, folder):
+    """What both processes found."""
+    return run_processes(worker_sharded, 2, folder, str(folder / "files"), selected(request))
+
+
+class Half(nn.Module):
+    """The fit alone in bfloat16: the KL of sharded parameters is one of float32."""
+
+    def __init__(self, elbo):
+        super().__init__()
+        self.elbo = elbo
+        elbo.set_beta(0.0)
+        for p in elbo.parameters():
+            p.data = p.data.bfloat16()
+
+    def forward(self, x, y):
+        return self.elbo(x.bfloat16(), y)
+
+
+def averaged(name, precision=lambda elbo: elbo):
+    parts = []
+    for rank in range(2):
+        elbo = start(name)
+        step(precision(elbo), rank)
+        parts.append({key: grad.float() for key, grad in gradients(elbo).items()})
+    return {key: (grad + parts[1][key]) / 2 for key, grad in parts[0].items()}
+
+
+def assert_near(got, expected, tolerance):
+    assert set(got) == set(expected)
+    for key, value in expected.items():
+        scale = value.abs().max().clamp(min=1.0)
+        assert float((got[key] - value).abs().max() / scale) <= tolerance, key
+
+
+@pytest.mark.parametrize("runtimes", ["gradients", "unit"])
+@pytest.mark.parametrize("name", names(MIXTURE))
+def test_gradients_equal_the_single_process_sharded(name, ways, found_sharded):
+    assert_near(found_sharded[0][name][ways], averaged(name), 1e-6)
+
+
+@pytest.mark.parametrize("name", names(MIXTURE, *vd.testing.HEADS, *SEQUENCES))
+def test_every_process_knows_the_whole_kl(name, found_sharded):
+    expected = vd.kl(start(name).net).item()
+    for rank in range(2):
+        assert found_sharded[rank][name]["kl"] == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", names(MIXTURE))
+def test_half_precision_keeps_parameters_and_gradients_in_single(name, found_sharded):
+    got = found_sharded[0][name]["bfloat16"]
+    assert {g.dtype for g in got.values()} == {torch.float32}
+    expected, elbo = averaged(name, Half), start(name)
+    if (divergence := vd.kl(elbo.net)).requires_grad:
+        (divergence / elbo.num_data).backward()
+    for key, p in elbo.named_parameters():
+        if p.grad is not None:
+            expected[key] = expected[key] + p.grad if key in expected else p.grad
+    assert_near(got, expected, 1e-6)
+
+
+@pytest.mark.parametrize("name", names())
+def test_predictions_are_those_of_the_whole_net(name, found_sharded):
+    elbo, x = start(name), data()[0]
+    elbo.load_state_dict(found_sharded[0][name]["state"])
+    mean = vd.predict(elbo, x, mode="mean").mean
+    torch.testing.assert_close(found_sharded[0][name]["mean"], mean, rtol=1e-5, atol=1e-6)
+    with draw_from(GeneratorNoise(5)), vd.sampling(elbo.net.eval()), torch.no_grad():
+        draws = torch.stack([elbo.net(x) for _ in range(3)])
+    torch.testing.assert_close(found_sharded[0][name]["draws"], draws, rtol=1e-5, atol=1e-6)
+
+
+def test_a_drawn_kl_is_drawn_by_each_process_for_its_rows(found_sharded):
+    layer = start(MIXTURE).net[0]
+    for rank, (first, last) in enumerate([(0, 3), (3, 5)]):
+        layer.weight.grad = None
+        rows = layer.noisy_tensors()["weight"].rows(first, last)
+        torch.manual_seed(30 + rank)
+        rows.kl().backward()
+        got = found_sharded[rank]["drawn"]
+        torch.testing.assert_close(got, layer.weight.grad[first:last], rtol=1e-6, atol=1e-7)
+
+
+def test_a_checkpoint_loads_into_one_process(found_sharded, folder):
+    elbo = make("bayes_by_backprop-learned_prior")
+    for p in elbo.parameters():
+        p.data.zero_()
+    state = elbo.state_dict()
+    with pytest.warns(UserWarning, match="load in a single process"):
+        dcp.load(state, checkpoint_id=str(folder / "files"), no_dist=True)
+    torch.testing.assert_close(state, found_sharded[0]["saved"], rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_loads_into_three_processes(found_sharded, folder):
+    for got in run_processes(loaded, 3, folder, str(folder / "files")):
+        torch.testing.assert_close(got, found_sharded[0]["saved"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", PARALLEL)
+def test_tensor_parallel_draws_one_net(name, found_sharded):
+    one, two = (found_sharded[r]["parallel", name] for r in range(2))
+    elbo, (x, _) = wide(name), data()
+    assert one["nll"] == two["nll"]  # other seeds, yet the same noise where they must agree
+    assert one["kl"] == pytest.approx(vd.kl(elbo.net).item(), rel=1e-6)
+    torch.testing.assert_close(one["gradients"], two["gradients"], rtol=0, atol=0)
+    expected = vd.predict(elbo, x, mode="mean").mean
+    torch.testing.assert_close(one["mean"], expected, rtol=1e-5, atol=1e-6)
+    assert one["draws"].shape == (2, 8, 3)
+    assert bool((one["draws"][0] != one["draws"][1]).all())
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_tensor_parallel_has_the_gradients_of_the_single_process(name, found_sharded):
+    elbo, (x, y) = wide(name), data()
+    whole_weights = name.endswith("weight_sample")
+
+    def noise(seed, shape, split):
+        parts = []
+        for rank in range(1 if split is None else 2):
+            with draw_from(GeneratorNoise(seed + rank)):
+                parts.append(standard_normal(shape, x))
+        joined = parts[0] if split is None else torch.cat(parts, split)
+        return (joined, None) if whole_weights else joined
+
+    # The first layer is split by outputs, the second by inputs.
+    first = noise(100, (4, 6), 0) if whole_weights else noise(100, (8, 4), 1)
+    second = noise(200, (3, 4), 1) if whole_weights else noise(200, (8, 3), None)
+    loss = elbo.likelihood(elbo.net[2](elbo.net[0](x, noise=first).relu(), noise=second), y)
+    (loss + vd.kl(elbo.net) / elbo.num_data).backward()
+    for rank in range(2):
+        assert_near(found_sharded[rank]["seeds", name], gradients(elbo), 1e-6)
+
+
+def test_ways_that_need_a_copy_are_refused_for_spread_nets(found_sharded):
+    assert "refused" in found_sharded[0]
+    assert "mode='sample' or 'mean' with draw='estimator'" in found_sharded[0]["refused"]
+
+
+HYBRID = ("bayes_by_backprop", "sparse_vd", "variational_dropout-b_layer")
+
+
+def of_replicas(rank):
+    """Gradients of the means and KL, two replicas of two shards each, all with the same rows."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    return {name: of_means(shard(start(name), "layers", mesh=mesh)) for name in HYBRID}
+
+
+def of_means(elbo):
+    x, y = data()
+    with vd.noisy.sampling(elbo.net, False):
+        parts = elbo(x, y)
+        parts.loss.backward()
+    grads = {n: p.grad for n, p in elbo.named_parameters() if p.grad is not None}
+    return {"kl": parts.kl.detach(), **together(grads)}
+
+
+@pytest.mark.slow
+def test_replicas_of_shards_have_the_gradients_of_the_single_process(folder):
+    for found in run_processes(of_replicas, 4, folder):
+        for name in HYBRID:
+            assert_near(found[name], of_means(start(name)), 1e-6)

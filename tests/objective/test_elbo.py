@@ -1,10 +1,17 @@
+import copy
+import importlib
+
 import pytest
 import torch
 from torch import nn
+from torch._functorch import config
 
 import vardrop as vd
 from tests.nets import Parts
+from tests.pairs import PAIRS
 from tests.refusals import assert_refused
+from tests.running import python
+from vardrop.testing import HEADS, LAYERS, RECIPES, RECURRENT
 
 X, Y = torch.randn(8, 4), torch.randint(3, (8,))
 
@@ -105,3 +112,198 @@ def test_a_head_over_positions_needs_the_classes_last():
     elbo = vd.ELBO(net, vd.Categorical(class_axis=-1), 12)
     elbo(x, x % 5).loss.backward()
     torch.testing.assert_close(vd.predict(elbo, x, 8, seed=0).probs.sum(-1), torch.ones(12, 6))
+
+
+compiling = importlib.import_module("vardrop.objective.compile")  # the package has a function too
+COMPILED_X, COMPILED_Y = torch.randn(8, 6), torch.randint(3, (8,))
+
+
+def make(every=1):
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    net = vd.convert(net, vd.sparse_vd(log_sigma2=-3.0))
+    return vd.ELBO(net, vd.Categorical(), num_data=20, kl_value_every=every)
+
+
+def train(elbo, step):
+    with torch.random.fork_rng():
+        losses = []
+        for beta in (0.5, 1.0, 1.0):
+            elbo.set_beta(beta)
+            losses.append(step(COMPILED_X, COMPILED_Y))
+    return losses, [p.detach() for p in elbo.parameters()]
+
+
+def plain(elbo, optimizer):
+    def step(x, y):
+        optimizer.zero_grad()
+        out = elbo(x, y)
+        out.loss.backward()
+        optimizer.step()
+        return out
+
+    return step
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inside torch.compile
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("compiler", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_the_step_is_the_plain_step(compiler, every, monkeypatch):
+    if not compiler:
+        monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
+        monkeypatch.setattr(torch, "compile", lambda *a, **k: pytest.fail("there is no compiler"))
+    elif not compiling._has_compiler(torch.device("cpu")):
+        pytest.skip("no C++ compiler")
+    elbo = make(every)
+    other = copy.deepcopy(elbo)
+    mine = train(elbo, vd.compile(elbo, torch.optim.Adam(elbo.parameters(), lr=0.01)))
+    theirs = train(other, plain(other, torch.optim.Adam(other.parameters(), lr=0.01)))
+    for a, b in zip(mine[0], theirs[0], strict=True):
+        torch.testing.assert_close(a[:4], tuple(p.detach() for p in b[:4]), rtol=5e-5, atol=1e-6)
+        assert not a.loss.requires_grad
+    torch.testing.assert_close(mine[1], theirs[1], rtol=1e-4, atol=1e-5)
+
+
+def test_every_net_has_a_code_object_of_its_own(monkeypatch):
+    # The compiler keeps eight versions of a code object, and runs further nets as they are.
+    seen = []
+    monkeypatch.setattr(compiling, "_has_compiler", lambda device: True)
+    monkeypatch.setattr(torch, "compile", lambda f, **_: seen.append(f.__code__) or f)
+    elbos = [make() for _ in range(3)]
+    for elbo in elbos:
+        assert vd.compile(elbo, torch.optim.Adam(elbo.parameters()))(
+            COMPILED_X, COMPILED_Y
+        ).loss.isfinite()
+    assert len(set(seen)) == 3
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inside torch.compile
+def test_torch_compile_leaves_out_the_value_of_the_kl_too():
+    elbo, values = make(every=3), []
+    step = torch.compile(elbo, backend="eager")
+    for _ in range(4):
+        found = []
+        for objective in (step, elbo.parts):
+            with torch.random.fork_rng():
+                found.append(objective(COMPILED_X, COMPILED_Y))
+        gradients = [torch.autograd.grad(o.loss, elbo.net[0].weight)[0] for o in found]
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+        values.append(float(found[0].kl.detach()))
+        elbo.net[0].log_sigma2.data.add_(0.5)
+    assert elbo._step == 4
+    assert values[0] == values[1] == values[2] != values[3]
+    assert float(elbo.eval()(COMPILED_X, COMPILED_Y).kl.detach()) == pytest.approx(
+        float(vd.kl(elbo.net).detach())
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inside torch.compile
+def test_one_graph_cannot_leave_out_the_value_of_the_kl():
+    step = torch.compile(make(every=3), backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="kl_value_every=1 with fullgraph"):
+        step(COMPILED_X, COMPILED_Y)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inside torch.compile
+@pytest.mark.parametrize(
+    "recipe", [r if r == "sparse_vd" else pytest.param(r, marks=pytest.mark.slow) for r in RECIPES]
+)
+def test_shapes_may_be_dynamic(recipe):
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    elbo = vd.ELBO(vd.convert(net, RECIPES[recipe]), vd.Categorical(), num_data=20)
+    step = torch.compile(elbo, dynamic=True, fullgraph=True, backend="aot_eager")
+    for rows in (8, 5):
+        with torch.random.fork_rng():
+            mine = step(COMPILED_X[:rows], COMPILED_Y[:rows])
+        with torch.random.fork_rng():
+            expected = elbo(COMPILED_X[:rows], COMPILED_Y[:rows])
+        torch.testing.assert_close(mine.loss, expected.loss, rtol=1e-4, atol=1e-5)
+        mine.loss.backward()
+
+
+# Other devices, as far as a CPU can show them: shapes, no look at values, no kernel of the CPU.
+
+
+@pytest.mark.parametrize("layer, recipe", PAIRS)
+def test_a_step_on_the_meta_device(layer, recipe):
+    """Whatever looked at a value, or drew on another device, would raise."""
+    noisy = vd.convert(LAYERS[layer].make(), (RECIPES | RECURRENT)[recipe]).to("meta")
+    output = noisy(*(x.to("meta") for x in LAYERS[layer].inputs()))
+    output = output[0] if isinstance(output, tuple) else output
+    loss = output.sum() + vd.kl(noisy)
+    assert loss.is_meta
+    if loss.requires_grad:
+        loss.backward()
+    grads = [p.grad for p in noisy.parameters() if p.grad is not None]
+    assert all(g.is_meta for g in grads)
+    assert len(grads) > 0 or not loss.requires_grad
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_on_the_meta_device(name):
+    net = vd.convert(nn.Sequential(nn.Linear(6, 3)), HEADS[name])
+    elbo = vd.ELBO(net, vd.Categorical(), 10).to("meta")
+    x, y = torch.empty(8, 6, device="meta"), torch.empty(8, dtype=torch.long, device="meta")
+    elbo(x, y).loss.backward()
+    assert all(p.grad.is_meta for p in elbo.parameters() if p.grad is not None)
+
+
+# Each in a process of its own kind: with gradients torch without CUDA aborts, and without them
+# these cannot run: sorting and running means under a fake tensor ask for the device itself.
+NOT_HERE = {"dependent_beta_bernoulli", "sampled_softmax"}
+FAKE = """
+import torch, vardrop as vd
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from vardrop.testing import HEADS, RECIPES
+
+NETS = {
+    (8, 6): lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)),
+    (8, 3, 8, 8): lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)),
+}
+for name, recipe in (RECIPES | HEADS).items():
+    if name in %r:
+        continue
+    for shape, make in NETS.items():
+        elbo = vd.ELBO(vd.convert(make(), recipe), vd.Categorical(), 100)
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            state = {k: torch.empty(v.shape, device="cuda") for k, v in elbo.state_dict().items()}
+            batch = torch.empty(shape, device="cuda"), torch.empty(8, device="cuda").long()
+            parts = torch.func.functional_call(elbo, state, batch)
+        print(name, parts.loss.device.type)
+"""
+
+
+def test_a_forward_pass_on_a_pretended_gpu():
+    run = python("-W", "ignore", "-c", FAKE % NOT_HERE)
+    assert run.returncode == 0, run.stderr[-2000:]
+    found = run.stdout.split("\n")[:-1]
+    assert len(found) == 2 * (len(RECIPES) + len(HEADS) - len(NOT_HERE))
+    assert all(line.endswith(" cuda") for line in found)
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.9])
+def test_compile_refuses_to_draw_twice(budget):
+    elbo = vd.ELBO(vd.convert(nn.Linear(4, 3), vd.sparse_vd()), vd.Categorical(), 100)
+    with (
+        config.patch(activation_memory_budget=budget),
+        pytest.raises(vd.VardropError, match="activation_memory_budget to be 1, but got"),
+    ):
+        vd.compile(elbo, torch.optim.Adam(elbo.parameters()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("net", [nn.Linear(6, 4), nn.Conv2d(2, 3, 3)], ids=["dense", "conv"])
+def test_gradients_do_not_depend_on_autocast_around_backward(net, dtype):
+    """Products of variances in half precision would vanish."""
+    net = vd.convert(copy.deepcopy(net), vd.sparse_vd())
+    x = torch.randn(8, 6) if hasattr(net, "in_features") else torch.randn(4, 2, 6, 6)
+    found = []
+    for inside in (False, True):
+        net.zero_grad()
+        torch.manual_seed(0)
+        loss = net(x).square().sum()
+        with torch.autocast("cpu", dtype, enabled=inside):
+            loss.backward()
+        found.append([p.grad.clone() for p in net.parameters()])
+    for alone, under in zip(*found, strict=True):
+        assert torch.equal(alone, under)

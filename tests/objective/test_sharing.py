@@ -14,13 +14,11 @@ from tests.nets import Parts
 
 DRAWS = vd.Recipe(vd.AdditiveGaussian(-3.0), vd.LogUniform(), vd.weight_sample)
 RECIPES = {
-    "local": vd.sparse_vd(log_sigma2=-3.0),
-    "draws": DRAWS,
+    "local": vd.sparse_vd(log_sigma2=-3.0), "draws": DRAWS,
     "flipout": vd.Recipe(vd.AdditiveGaussian(-3.0), vd.LogUniform(), vd.flipout),
-    "normal": vd.bayes_by_backprop(log_sigma2=-3.0),
-    "ard": vd.ard(log_sigma2=-3.0),
+    "normal": vd.bayes_by_backprop(log_sigma2=-3.0), "ard": vd.ard(log_sigma2=-3.0),
     "sigmoid": vd.sparse_vd(log_sigma2=-3.0, form="sigmoid"),
-}
+}  # fmt: skip
 
 
 class Twice(nn.Module):

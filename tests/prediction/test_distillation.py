@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.prediction import predict
 from vardrop.tuning import distil
@@ -15,9 +16,8 @@ from vardrop.tuning import distil
 def teacher(outputs: int = 3, log_sigma2: float = -1.5, scale: float = 3.0) -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, outputs))
-    with torch.no_grad():
-        for p in net.parameters():
-            p.mul_(scale)
+    for p in net.parameters():
+        p.data.mul_(scale)
     return vd.convert(net, vd.bayes_by_backprop(log_sigma2=log_sigma2))
 
 
@@ -79,14 +79,12 @@ def test_the_other_likelihoods_fall_in_loss(likelihood: vd.likelihoods.Likelihoo
 
 def test_bad_input() -> None:
     net, x = teacher(), inputs()
-    with pytest.raises(VardropError, match="`epochs` to be an integer of at least 1"):
-        distil(net, x, student(), epochs=0)
+    assert_refused("`epochs` to be an integer of at least 1", distil, net, x, student(), epochs=0)
     with pytest.raises(VardropError, match="`temperature` to be a finite number and above 0"):
         distil(net, x, student(), temperature=0.0)
     with pytest.raises(VardropError, match=r"`student` to have shape \(256, 3\), but got \(256, 2"):
         distil(net, x, student(2))
-    with pytest.raises(VardropError, match="an empty loader"):
-        distil(net, [], student())
+    assert_refused("an empty loader", distil, net, [], student())
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])

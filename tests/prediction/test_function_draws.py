@@ -9,18 +9,16 @@ import torch
 from torch import Tensor, nn
 
 import vardrop as vd
+from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.noisy import Noisy
 from vardrop.prediction import draw, draws
 
 RECIPES = [
-    vd.bayes_by_backprop(log_sigma2=-2.0),
-    vd.Recipe(vd.AdditiveGaussian(-2.0), noisy_bias=True),
-    vd.variance_layer("sign"),
-    vd.dropconnect(0.3),
-    vd.binary_dropout(0.4),
+    vd.bayes_by_backprop(log_sigma2=-2.0), vd.Recipe(vd.AdditiveGaussian(-2.0), noisy_bias=True),
+    vd.variance_layer("sign"), vd.dropconnect(0.3), vd.binary_dropout(0.4),
     vd.variational_dropout("A"),
-]
+]  # fmt: skip
 
 
 def conv_net(recipe: vd.Recipe) -> nn.Module:
@@ -120,13 +118,9 @@ def test_a_gate_registered_twice_is_held_once() -> None:
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(VardropError, match="noisy modules or dropout, but got Linear"):
-        draw(nn.Linear(2, 1))
-    with pytest.raises(VardropError, match="`samples` to be an integer of at least 1, but got 0"):
-        draws(nn.Linear(2, 1), 0)
-    lstm = nn.LSTM(2, 2, num_layers=2, dropout=0.5)
-    with pytest.raises(VardropError, match="dropout inside LSTM"):
-        draw(lstm)
+    assert_refused("noisy modules or dropout, but got Linear", draw, nn.Linear(2, 1))
+    assert_refused("`samples` to be an integer of at least 1, but got 0", draws, nn.Linear(2, 1), 0)
+    assert_refused("dropout inside LSTM", draw, nn.LSTM(2, 2, num_layers=2, dropout=0.5))
 
 
 def test_held_noise_is_refused_in_an_exported_graph() -> None:

@@ -1,5 +1,7 @@
 """kappa against autograd's Hessian, and its stochastic estimator by a z-test."""
 
+from __future__ import annotations
+
 import copy
 
 import pytest
@@ -10,7 +12,9 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import vardrop as vd
-from experiments.selective import select, unlabelled_kappa
+from experiments.diagnostics import accuracies, gradient_variance, likelihood_covariance
+from experiments.selective import unlabelled_kappa
+from vardrop.functional.curvature import diagonal_fisher, diagonal_hessian, hutchinson_diagonal
 from vardrop.functional.random import GeneratorNoise, draw_from
 from vardrop.prediction.kappa import kappa
 
@@ -67,8 +71,7 @@ def test_stochastic_estimator_is_unbiased() -> None:
     net, batches, runs = small_net(), data((4,)), 400
     exact = kappa(net, batches, samples=0)
     draws = [kappa(net, batches, probes=2, seed=seed, samples=0) for seed in range(runs)]
-    elements = sum(v.numel() for v in exact.values())
-    limit = norm.isf(1e-6 / 2 / elements)
+    limit = norm.isf(1e-6 / 2 / sum(v.numel() for v in exact.values()))
     for name, expected in exact.items():
         sample = torch.stack([d[name] for d in draws])
         error = sample.std(0) / runs**0.5
@@ -103,9 +106,8 @@ def test_it_averages_the_hessian_over_draws_of_the_weights() -> None:
         for x, y in batches:
             for _ in range(3):
                 drawn = copy.deepcopy(net)
-                with torch.no_grad():
-                    for layer in (drawn[0], drawn[4]):
-                        layer.weight.copy_(drawn_weight(layer))
+                for layer in (drawn[0], drawn[4]):
+                    layer.weight.data.copy_(drawn_weight(layer))
                 for name in totals:
                     totals[name] += hessian_diagonal(drawn, f"{name}.weight", x, y) * len(y) / 3
     for name, total in totals.items():
@@ -116,7 +118,6 @@ def test_it_averages_the_hessian_over_draws_of_the_weights() -> None:
 
 def test_it_is_the_derivative_of_the_likelihood_by_the_variance() -> None:
     """Price: Var w E d^2 f / dw^2 = E (w - E w) df / dw, which needs first derivatives only."""
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     vd.convert(net, vd.bayes_by_backprop(log_sigma2=0.0), include="0")
     x, y, runs = torch.randn(1, 3).double(), torch.tensor([1]), 20_000
@@ -136,7 +137,6 @@ def test_it_is_the_derivative_of_the_likelihood_by_the_variance() -> None:
 
 def test_a_variance_layer_before_a_relu_is_seen() -> None:
     """At the means every unit is shut; prediction, which draws too, measures the same kappa."""
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 5, bias=False), nn.ReLU(), nn.Linear(5, 1))
     vd.convert(net, vd.variance_layer(), include="0")
     x, runs = torch.randn(6, 3), 60
@@ -152,16 +152,6 @@ def test_a_variance_layer_before_a_relu_is_seen() -> None:
     assert (ours.mean(0) < -limit * error).any()
 
 
-def test_prediction_takes_it_for_tied_weights() -> None:
-    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
-    net[2].weight = net[0].weight
-    vd.convert(net, vd.sparse_vd(log_sigma2=-2.0))
-    x = torch.randn(4, 3)
-    found = kappa(net, [(x, torch.randint(3, (4,)))])
-    assert select(net, found, threshold=0.0).fraction > 0
-    assert set(unlabelled_kappa(net, x)) == {"0"}
-
-
 def test_errors() -> None:
     net = small_net()
     with pytest.raises(
@@ -172,3 +162,131 @@ def test_errors() -> None:
         kappa(net, [])
     with pytest.raises(vd.VardropError, match="Expected `net` to have noisy weights"):
         kappa(vd.convert(nn.Linear(2, 2), vd.binary_dropout()), [])
+
+
+# Diagonals of the Hessian and of the Fisher matrix against autograd's full matrices.
+
+
+def problem() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    first, second = (
+        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for shape in ((12, 6), (3, 12))
+    )
+    x = torch.randn(20, 6, generator=generator, dtype=torch.float64)
+    return first, second, x, torch.randint(0, 3, (20,), generator=generator)
+
+
+def loss(first: Tensor, second: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(torch.tanh(x @ first.T) @ second.T, y)
+
+
+def exact(first: Tensor, second: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
+    full = torch.autograd.functional.hessian(lambda a, b: loss(a, b, x, y), (first, second))
+    return [
+        full[i][i].reshape(t.numel(), t.numel()).diagonal().view_as(t)
+        for i, t in enumerate((first, second))
+    ]
+
+
+def test_the_exact_diagonal() -> None:
+    first, second, x, y = problem()
+    found = diagonal_hessian(loss(first, second, x, y), [first, second])
+    for a, b in zip(found, exact(first, second, x, y), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_the_probes_are_unbiased() -> None:
+    first, second, x, y = problem()
+    value, generator = loss(first, second, x, y), torch.Generator().manual_seed(1)
+    runs = [
+        hutchinson_diagonal(value, [first, second], probes=1, generator=generator)
+        for _ in range(2000)
+    ]
+    for index, reference in enumerate(exact(first, second, x, y)):
+        found = torch.stack([run[index] for run in runs])
+        z = (found.mean(0) - reference).abs() / (found.std(0) / len(runs) ** 0.5)
+        assert z.max() < 6.0  # 108 comparisons, below 1e-6 together
+
+
+def test_linear_values_have_no_curvature() -> None:
+    w = torch.ones(3, requires_grad=True)
+    other = torch.ones(2, requires_grad=True)
+    assert diagonal_hessian(2 * w.sum(), [w])[0].tolist() == [0.0] * 3
+    assert hutchinson_diagonal(2 * w.sum(), [w])[0].tolist() == [0.0] * 3
+    assert diagonal_hessian(w.pow(3).sum(), [w, other])[1].tolist() == [0.0] * 2
+
+
+def test_the_fisher_diagonal_is_minus_the_expected_hessian() -> None:
+    first, second, x, _ = problem()
+    output = torch.relu(x @ first.T) @ second.T
+    probs = output.detach().softmax(1)
+    generator = torch.Generator().manual_seed(1)
+
+    def score() -> Tensor:
+        drawn = torch.multinomial(probs, 1, generator=generator).squeeze(1)
+        return functional.one_hot(drawn, 3) - probs
+
+    runs = [diagonal_fisher(output, [first, second], score, probes=1) for _ in range(2000)]
+    # The Hessian of log p, which is the same for every y in a net piecewise linear in its weights.
+    value = -output.log_softmax(1)[:, 0].sum()
+    for index, reference in enumerate(diagonal_hessian(value, [first, second])):
+        found = torch.stack([run[index] for run in runs])
+        error = (found.std(0) / len(runs) ** 0.5).clamp(min=1e-12)
+        assert ((found.mean(0) - reference).abs() / error).max() < 6.0
+
+
+# What all diagnostics keep to: losses per example, and batches that stay as they are.
+
+
+IMAGES = [(torch.randn(4, 1, 2, 3), torch.randint(2, (4, 2, 3))) for _ in range(6)]
+
+
+def pixels():
+    return vd.convert(nn.Conv2d(1, 2, 1), vd.bayes_by_backprop(log_sigma2=-3.0))
+
+
+def per_example(output, y):
+    return nn.functional.cross_entropy(output, y, reduction="none").flatten(1).sum(1)
+
+
+def mean(output, y):
+    return per_example(output, y).mean()
+
+
+def same(first, second):
+    """The results of two calls from one seed."""
+    found = []
+    for call in (first, second):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            found.append(call())
+    return found
+
+
+def test_kappa_is_per_example():
+    net = pixels()
+    mine, expected = same(lambda: kappa(net, IMAGES), lambda: kappa(net, IMAGES, mean))
+    torch.testing.assert_close(mine, expected)
+
+
+def test_gradients_and_likelihoods_are_per_example():
+    net = pixels()
+    mine, expected = same(
+        lambda: gradient_variance(net, IMAGES), lambda: gradient_variance(net, IMAGES, mean)
+    )
+    assert mine["weight"].value == pytest.approx(expected["weight"].value)
+    mine, expected = same(
+        lambda: likelihood_covariance(net, IMAGES),
+        lambda: likelihood_covariance(net, IMAGES, per_example),
+    )
+    assert mine.variance.value == pytest.approx(expected.variance.value)
+
+
+@pytest.mark.parametrize("diagnose", [accuracies, gradient_variance, kappa, likelihood_covariance])
+def test_a_net_that_begins_in_place_leaves_the_batches_alone(diagnose):
+    net = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 2))
+    vd.convert(net, vd.bayes_by_backprop(log_sigma2=-3.0))
+    batches = [(torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0])) for _ in range(4)]
+    before = [x.clone() for x, _ in batches]
+    diagnose(net, batches)
+    assert all(torch.equal(x, b) for (x, _), b in zip(batches, before, strict=True))

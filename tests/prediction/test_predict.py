@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import vardrop as vd
 from tests.prediction.nets import Wrapped
+from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.functional import GeneratorNoise, draw_from
 from vardrop.prediction import gaussian_layer, predict
@@ -21,13 +22,10 @@ from vardrop.prediction.strategies import LoopDraws, RowDraws
 Z = 6.0  # two-sided 2e-9; a few hundred comparisons stay below 1e-6 together
 flipout = vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=vd.flipout)
 RECIPES = {
-    "posterior": vd.bayes_by_backprop(log_sigma2=-2.0),
-    "zero mean": vd.variance_layer(),
-    "flipout": flipout,
-    "drop connect": vd.dropconnect(0.3),
-    "gate": vd.binary_dropout(0.4),
+    "posterior": vd.bayes_by_backprop(log_sigma2=-2.0), "zero mean": vd.variance_layer(),
+    "flipout": flipout, "drop connect": vd.dropconnect(0.3), "gate": vd.binary_dropout(0.4),
     "gaussian gate": vd.gaussian_dropout(0.4),
-}
+}  # fmt: skip
 
 
 def dense(recipe: vd.Recipe | None = None) -> nn.Module:
@@ -152,12 +150,10 @@ def test_the_mean_mode_is_the_weight_scaling_rule() -> None:
 
 def test_a_loader_gives_what_its_batches_give() -> None:
     net, x = dense(), inputs(6)
-    loader = [(x[:4], torch.zeros(4)), (x[4:], torch.zeros(2))]
-    p = predict(net, loader, 10, seed=0)
+    p = predict(net, [(x[:4], torch.zeros(4)), (x[4:], torch.zeros(2))], 10, seed=0)
     assert len(p) == 6
     assert p.draws.shape == (10, 6, 3)
-    first = predict(net, x[:4], 10, seed=0)
-    torch.testing.assert_close(p.probs[:4], first.probs)
+    torch.testing.assert_close(p.probs[:4], predict(net, x[:4], 10, seed=0).probs)
 
 
 def test_rows_are_split_where_one_draw_would_not_fit() -> None:
@@ -227,7 +223,6 @@ def test_a_model_that_branches_on_values_is_drawn_pass_by_pass_and_the_plan_says
 
 
 def test_plain_dropout_is_noise_and_batch_norm_is_not_touched() -> None:
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
     net.eval()
     p = predict(net, inputs(), 4000, seed=0)
@@ -237,8 +232,7 @@ def test_plain_dropout_is_noise_and_batch_norm_is_not_touched() -> None:
     square = (p.draws - p.draws.mean(0)).square()
     assert ((square.mean(0) - expected).abs() / (square.std(0) / 4000**0.5)).max() < Z
     assert not net[1].running_mean.any()
-    whole = predict(net, inputs(), 1000, draw="functions", seed=1)
-    assert z_score(p.draws, whole.draws) < Z
+    assert z_score(p.draws, predict(net, inputs(), 1000, draw="functions", seed=1).draws) < Z
 
 
 def test_what_comes_before_the_first_noise_runs_once() -> None:
@@ -330,8 +324,7 @@ def test_draws_as_examples_have_the_distribution_of_a_loop(name: str) -> None:
     net, recipe, x = CHAINS[name]
     net = vd.convert(copy.deepcopy(net), recipe).train()
     kept, n = x.clone(), 1500
-    strategy = strategy_of(net, x)
-    assert not strategy.plan(x).note
+    assert not strategy_of(net, x).plan(x).note
     found = blocks(net, x, n, n // 3)
     assert all(m.training for m in net.modules())
     with torch.no_grad(), draw_from(GeneratorNoise(1)):
@@ -355,37 +348,31 @@ def test_outputs_of_zeros_change_no_draw(name: str, monkeypatch: pytest.MonkeyPa
 NAN = torch.tensor([[math.nan] * 5])
 
 
-@pytest.mark.parametrize(
-    "x, options, match",
-    [
-        (inputs(), {"samples": 0}, "`samples` to be an integer of at least 1, but got 0"),
-        (inputs(), {"samples": True}, "`samples` to be an integer of at least 1, but got True"),
-        (inputs(), {"memory": 0}, "`memory` to be an integer of at least 1"),
-        (inputs(), {"keep": -1}, "`keep` to be an integer of at least 0"),
-        (inputs(), {"seed": 0.5}, "`seed` to be an integer"),
-        (inputs(), {"tolerance": 0.0}, "`tolerance` to be a finite number and above 0"),
-        (inputs(), {"mode": "exact"}, "`mode` to be one of 'sample', 'mean'"),
-        (inputs(), {"draw": "some"}, "`draw` to be one of 'estimator', 'local', 'functions'"),
-        (inputs(), {"likelihood": nn.CrossEntropyLoss()}, "`likelihood` to be one of vardrop's"),
-        (inputs(), {"likelihood": vd.HeteroscedasticGaussian()}, "a mean and a log variance"),
-        (NAN, {}, "`x` to be finite, but got 5 values"),
-        (NAN / 0 * math.inf, {}, "`x` to be finite"),
-        (torch.zeros(0, 5), {}, "`x` to have rows"),
-        ([inputs(), NAN], {}, "`x` to be finite, but got 5 values"),
-        ([], {}, "at least one batch, but got an empty loader"),
-        ([{"x": 1}], {}, "batches to be tensors or dictionaries of tensors, or tuples"),
-    ],
-)
+@pytest.mark.parametrize("x, options, match", [
+    (inputs(), {"samples": 0}, "`samples` to be an integer of at least 1, but got 0"),
+    (inputs(), {"samples": True}, "`samples` to be an integer of at least 1, but got True"),
+    (inputs(), {"memory": 0}, "`memory` to be an integer of at least 1"),
+    (inputs(), {"keep": -1}, "`keep` to be an integer of at least 0"),
+    (inputs(), {"seed": 0.5}, "`seed` to be an integer"),
+    (inputs(), {"tolerance": 0.0}, "`tolerance` to be a finite number and above 0"),
+    (inputs(), {"mode": "exact"}, "`mode` to be one of 'sample', 'mean'"),
+    (inputs(), {"draw": "some"}, "`draw` to be one of 'estimator', 'local', 'functions'"),
+    (inputs(), {"likelihood": nn.CrossEntropyLoss()}, "`likelihood` to be one of vardrop's"),
+    (inputs(), {"likelihood": vd.HeteroscedasticGaussian()}, "a mean and a log variance"),
+    (NAN, {}, "`x` to be finite, but got 5 values"), (NAN / 0 * math.inf, {}, "`x` to be finite"),
+    (torch.zeros(0, 5), {}, "`x` to have rows"),
+    ([inputs(), NAN], {}, "`x` to be finite, but got 5 values"),
+    ([], {}, "at least one batch, but got an empty loader"),
+    ([{"x": 1}], {}, "batches to be tensors or dictionaries of tensors, or tuples"),
+])  # fmt: skip
 def test_bad_input_is_refused(x: object, options: dict[str, object], match: str) -> None:
     net = dense().train()
-    with pytest.raises(VardropError, match=match):
-        predict(net, x, **options)
+    assert_refused(match, predict, net, x, **options)
     assert all(m.training for m in net.modules())
 
 
 def test_nets_that_cannot_be_predicted_are_refused() -> None:
-    with pytest.raises(VardropError, match="noisy modules or dropout, but got Linear"):
-        predict(nn.Linear(5, 3), inputs())
+    assert_refused("noisy modules or dropout, but got Linear", predict, nn.Linear(5, 3), inputs())
     assert predict(nn.Linear(5, 3), inputs(), mode="mean").probs.shape == (4, 3)
     with pytest.raises(VardropError, match=r"\(N, classes, ...\), but got \(4,\)"):
         predict(nn.Sequential(dense(), Sum()), inputs())

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import vardrop as vd
+from tests.refusals import assert_refused
 from vardrop.functional import GeneratorNoise, draw_from
 from vardrop.noisy import noisy_weights
 from vardrop.prediction.strategies import FunctionDraws, LoopDraws, RowDraws
@@ -64,8 +70,7 @@ class Tokens(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
         query, key, value = self.qkv(x).view(batch, length, 3, 4).permute(2, 0, 1, 3)
-        mixed = functional.scaled_dot_product_attention(query, key, value)
-        return self.out(mixed).mean(1)
+        return self.out(functional.scaled_dot_product_attention(query, key, value)).mean(1)
 
 
 class Recurrent(nn.Module):
@@ -184,7 +189,6 @@ def test_a_seeded_prediction_does_not_depend_on_the_memory(name: str) -> None:
 
 
 def test_batchnorm_behind_a_dense_layer_over_positions_is_not_folded() -> None:
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Flatten())
     net[1].running_mean.normal_()
     net[1].weight.data.normal_()
@@ -200,13 +204,11 @@ def test_refresh_follows_the_model() -> None:
     for draw in ("estimator", "functions"):
         predictor = vd.Predictor(net, 64, draw=draw, likelihood=vd.Values())
         before = predictor(x).mean
-        with torch.no_grad():
-            net.last.bias.add_(100.0)
+        net.last.bias.data.add_(100.0)
         assert (predictor(x).mean - before).abs().max() < 50
         predictor.refresh()
         assert (predictor(x).mean - before).min() > 50
-        with torch.no_grad():
-            net.last.bias.sub_(100.0)
+        net.last.bias.data.sub_(100.0)
 
 
 def test_kept_functions_are_the_same_in_every_call() -> None:
@@ -262,9 +264,144 @@ class InPlaceReuse(nn.Module):
 
 
 def test_in_place_operations_mean_what_they_do() -> None:
-    torch.manual_seed(0)
     net = vd.convert(InPlaceReuse(), vd.bayes_by_backprop(log_sigma2=-30.0)).eval()
     x = torch.randn(5, 4)
     for draw in ("estimator", "functions"):
         p = vd.predict(net, x, 3, draw=draw, likelihood=vd.Values())
         torch.testing.assert_close(p.mean, net(x), rtol=1e-3, atol=1e-3)
+
+
+# Ensembles: a predictor whose draws are its members.
+
+
+def members(count: int = 3) -> list[nn.Module]:
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)) for _ in range(count)]
+    return [net.eval() for net in nets]
+
+
+def test_plain_members_are_averaged_in_probability() -> None:
+    nets, x = members(), torch.randn(5, 4)
+    p = vd.Ensemble(nets)(x)
+    outputs = torch.stack([net(x) for net in nets]).detach()
+    torch.testing.assert_close(p.probs, outputs.softmax(2).mean(0))
+    torch.testing.assert_close(p.draws, outputs)
+
+
+def test_noisy_and_plain_members_have_the_same_weight() -> None:
+    plain, other, base = members()
+    noisy = vd.convert(other, vd.bayes_by_backprop(log_sigma2=-2.0))
+    x = torch.randn(5, 4)
+    p = vd.Ensemble([plain, noisy, base], 3000, likelihood=vd.Values())(x, seed=0)
+    assert len(p.draws) == 3000
+    alone = vd.predict(noisy, x, 3000, likelihood=vd.Values(), seed=1)
+    expected = (plain(x) + base(x) + alone.mean) / 3
+    error = alone.std / 1000**0.5
+    assert ((p.mean - expected).abs() / error).max() < 6  # of 15 comparisons, 3e-8 together
+
+
+def test_members_stay_as_they_are() -> None:
+    nets = [net.train() for net in members()]
+    vd.Ensemble(nets)(torch.randn(2, 4))
+    assert all(net.training for net in nets)
+
+
+def test_it_is_calibrated_frozen_and_exported(tmp_path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    nets, x, y = members(), torch.randn(60, 4), torch.arange(60) % 3
+    likelihood = vd.calibrate(vd.Ensemble(nets), (x, y))
+    rule = vd.conformal(vd.Ensemble(nets, likelihood=likelihood)(x), y)
+    frozen = vd.freeze(vd.Ensemble(nets, likelihood=likelihood, conformal=rule))
+    expected = frozen.outputs(x[:7])
+    for net in nets:
+        net[0].weight.data.zero_()
+    for found, wanted in zip(frozen.outputs(x[:7]), expected, strict=True):
+        assert torch.equal(found, wanted)
+    vd.export_onnx(frozen, x[:1], tmp_path / "ensemble.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "ensemble.onnx")
+    outputs = session.run(None, {"x": x[:7].numpy()})
+    assert [o.name for o in session.get_outputs()] == list(frozen.output_names)
+    for found, wanted in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(torch.as_tensor(found), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("models", [[], 3, [1], nn.Linear(2, 2)])
+def test_bad_members_are_refused(models) -> None:
+    assert_refused("`models` to be a list of models", vd.Ensemble, models)
+
+
+# Predictions of models with packed sequences and of recurrent layers with gates.
+
+
+class Packed(nn.Module):
+    """Embeds tokens, packs them by length and classifies the last state of an LSTM."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.last = nn.Embedding(20, 8), nn.Linear(12, 3)
+        self.recurrent = nn.LSTM(8, 12, 2, batch_first=True)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.embed(x), lengths, batch_first=True, enforce_sorted=False
+        )
+        return self.last(self.recurrent(packed)[1][0][-1])
+
+
+BATCH = {
+    "x": torch.randint(20, (4, 9), generator=torch.Generator().manual_seed(0)),
+    "lengths": torch.tensor([9, 4, 7, 2]),
+}
+RECIPES = {"bayes_by_backprop": vd.bayes_by_backprop(), "sparse_vd": vd.sparse_vd()}
+
+
+class Padded(Packed):
+    def forward(self, x, lengths):
+        return self.last(self.recurrent(self.embed(x))[1][0][-1])
+
+
+def model(recipe):
+    torch.manual_seed(0)
+    return vd.convert(Packed(), RECIPES[recipe]).eval()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_packed_sequences_are_predicted_and_frozen(recipe):
+    net = model(recipe)
+    assert vd.predict(net, BATCH, samples=4, seed=0).probs.shape == (4, 3)
+    assert vd.freeze(net, samples=4)(BATCH, seed=0).probs.shape == (4, 3)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_packed_sequences_by_whole_functions(recipe):
+    assert vd.predict(model(recipe), BATCH, 4, seed=0, draw="functions").probs.shape == (4, 3)
+
+
+def test_recurrent_dropout_by_whole_functions():
+    net = vd.convert(Padded(), vd.recurrent_dropout(0.25)).eval()
+    assert vd.predict(net, BATCH, 4, draw="functions").probs.shape == (4, 3)
+
+
+def test_a_function_drawn_from_recurrent_dropout():
+    net = vd.convert(Padded(), vd.recurrent_dropout(0.25)).eval()
+    function, other = vd.draw(net, seed=0), vd.draw(net, seed=1)
+    torch.testing.assert_close(function(**BATCH), function(**BATCH))
+    assert not torch.allclose(function(**BATCH), other(**BATCH))
+
+
+# The memory that prediction promises, as a ratio in one run.
+
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "memory.py"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+def test_memory_does_not_grow_with_the_draws() -> None:
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT), "predict", "10000"],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    print(run.stdout)
+    assert json.loads(run.stdout)["ratio"] < 1.2

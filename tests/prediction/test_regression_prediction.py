@@ -6,14 +6,16 @@ import math
 
 import pytest
 import torch
-from scipy.optimize import brentq
+from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import norm
-from torch import nn
+from torch import Tensor, nn
 
 import vardrop as vd
+from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
-from vardrop.prediction import Prediction, predict
-from vardrop.prediction.prediction import mixture_quantile
+from vardrop.metrics import ece, nll
+from vardrop.prediction import Prediction, apply_temperature, conformal, fit_temperature, predict
+from vardrop.prediction.prediction import Summary, mixture_quantile
 
 
 def noisy_line() -> nn.Module:
@@ -100,8 +102,7 @@ def test_classes_may_have_further_axes() -> None:
 
 
 def classes() -> Prediction:
-    net = vd.convert(nn.Linear(2, 3), vd.bayes_by_backprop())
-    return predict(net, torch.ones(2, 2), 4)
+    return predict(vd.convert(nn.Linear(2, 3), vd.bayes_by_backprop()), torch.ones(2, 2), 4)
 
 
 def values(noise_std: float = 0.0, keep: int = 4) -> Prediction:
@@ -110,26 +111,213 @@ def values(noise_std: float = 0.0, keep: int = 4) -> Prediction:
     return predict(noisy_line(), torch.ones(2, 2), 4, **options)
 
 
-@pytest.mark.parametrize(
-    "ask, match",
-    [
-        (
-            lambda: classes().interval(1.0),
-            "`level` to be a finite number and above 0 and below 1, but got 1.0",
-        ),
-        (lambda: classes().log_prob(torch.tensor([0, 3])), "classes from 0 to 2, but got 3"),
-        (lambda: classes().log_prob(torch.tensor([0, -1])), "classes from 0 to 2, but got -1"),
-        (lambda: classes().log_prob(torch.zeros(2)), "class indices of shape"),
-        (lambda: values().probs, "a classification for `probs`"),
-        (lambda: values().entropy, "a classification for `entropy`"),
-        (lambda: values().log_prob(torch.zeros(2, 1)), "a likelihood with a density"),
-        (
-            lambda: values(0.1).log_prob(torch.zeros(2)),
-            r"shape \(2, 1\) of the prediction, but got \(2,\)",
-        ),
-        (lambda: values(keep=0).interval(0.9), "kept draws, but got none"),
-    ],
-)
+@pytest.mark.parametrize("ask, match", [
+    (
+        lambda: classes().interval(1.0),
+        "`level` to be a finite number and above 0 and below 1, but got 1.0",
+    ),
+    (lambda: classes().log_prob(torch.tensor([0, 3])), "classes from 0 to 2, but got 3"),
+    (lambda: classes().log_prob(torch.tensor([0, -1])), "classes from 0 to 2, but got -1"),
+    (lambda: classes().log_prob(torch.zeros(2)), "class indices of shape"),
+    (lambda: values().probs, "a classification for `probs`"),
+    (lambda: values().entropy, "a classification for `entropy`"),
+    (lambda: values().log_prob(torch.zeros(2, 1)), "a likelihood with a density"),
+    (
+        lambda: values(0.1).log_prob(torch.zeros(2)),
+        r"shape \(2, 1\) of the prediction, but got \(2,\)",
+    ),
+    (lambda: values(keep=0).interval(0.9), "kept draws, but got none"),
+])  # fmt: skip
 def test_bad_questions_are_refused(ask: object, match: str) -> None:
-    with pytest.raises(VardropError, match=match):
-        ask()
+    assert_refused(match, ask)
+
+
+# Calibration after the fact: the temperature is found, the coverage is what is promised.
+
+
+def overconfident(rows: int, seed: int, factor: float = 3.0) -> tuple[Prediction, Tensor]:
+    """Logits `factor` times too large, with classes from the true ones."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, 4, generator=generator)
+    y = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
+    reduction = Summary(vd.Categorical(), 0)
+    reduction.add(factor * logits.unsqueeze(0))
+    return reduction.prediction(), y
+
+
+def test_the_temperature_is_the_minimum_of_the_nll() -> None:
+    p, y = overconfident(5000, seed=0)
+    found = fit_temperature(p, y)
+    reference = minimize_scalar(
+        lambda t: float(nll(apply_temperature(p.probs.double(), t), y)), bounds=(0.1, 10),
+        method="bounded", options={"xatol": 1e-8},
+    )  # fmt: skip
+    assert found == pytest.approx(reference.x, rel=1e-4)
+    assert found == pytest.approx(3.0, rel=0.1)
+
+
+def test_scaling_mends_the_calibration_of_other_data() -> None:
+    found = fit_temperature(*overconfident(5000, seed=0))
+    p, y = overconfident(5000, seed=1)
+    assert ece(apply_temperature(p.probs, found), y) < 0.3 * ece(p.probs, y)
+
+
+def test_certain_classes_stay_in_range() -> None:
+    assert torch.isfinite(apply_temperature(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 5.0)).all()
+    p, _ = overconfident(50, seed=0)
+    assert fit_temperature(p, p.probs.argmax(1)) < 0.01  # never wrong: as cold as it gets
+
+
+@pytest.mark.parametrize("likelihood", [vd.Categorical(), vd.Gaussian(0.5)], ids=repr)
+def test_a_conformal_rule_is_for_the_mode_that_it_was_fitted_on(likelihood: vd.Likelihood) -> None:
+    net = vd.convert(nn.Linear(4, 3), vd.bayes_by_backprop()).eval()
+    x, given = torch.randn(40, 4), {"likelihood": likelihood}
+    y = torch.randint(3, (40,)) if likelihood.class_axis is not None else torch.randn(40, 3)
+    sampled, moments = predict(net, x, seed=0, **given), predict(net, x, mode="moments", **given)
+    by_draws, by_moments = conformal(sampled, y), conformal(moments, y)
+    for rule, same, other, mode in (
+        (by_draws, sampled, moments, "moments"),
+        (by_moments, moments, sampled, "sample"),
+    ):
+        apply = rule.classes if same.classifies else rule.interval
+        apply(same)
+        assert_refused(f'but got mode="{mode}".*Fit the rule again', apply, other)
+        with pytest.raises(VardropError, match=f'but got mode="{mode}".*Fit the rule again'):
+            vd.freeze(net, mode=mode, conformal=rule, **given)
+    joined = predict(net, x.split(20), mode="moments", **given)
+    with pytest.raises(VardropError, match='but got mode="moments"'):
+        (by_draws.classes if joined.classifies else by_draws.interval)(joined)
+
+
+def test_a_prediction_by_moments_is_not_rescaled() -> None:
+    net = vd.convert(nn.Linear(4, 1), vd.bayes_by_backprop()).eval()
+    given = {"mode": "moments", "likelihood": vd.Gaussian(0.5)}
+    p = predict(net, torch.randn(3, 4), **given)
+    assert_refused(r'mode="moments".*likelihood=p.likelihood.scaled', p.rescale, 1.0)
+
+
+@pytest.mark.parametrize("level", [0.8, 0.95])
+def test_conformal_sets_cover_as_promised(level: float) -> None:
+    fresh, y = overconfident(400, seed=0)
+    covered, sizes = [], []
+    for seed in range(1, 201):
+        inside = conformal(*overconfident(100, seed), level).classes(fresh)
+        covered.append(float(inside.gather(1, y.unsqueeze(1)).float().mean()))
+        sizes.append(float(inside.float().sum(1).mean()))
+    mean = sum(covered) / len(covered)
+    # Over calibration sets the coverage is at least the level; the test rows add their own error.
+    error = math.sqrt(level * (1 - level) * (1 / 400 + 1 / (200 * 100)))
+    assert mean > level - 5 * error
+    assert mean < level + 1 / 101 + 5 * error
+    assert max(sizes) <= 4
+
+
+@pytest.mark.parametrize("noise_std", [0.1, 1.0])
+def test_conformal_intervals_cover_whatever_the_net_believes(noise_std: float) -> None:
+    net = vd.convert(nn.Linear(2, 1), vd.bayes_by_backprop())
+    x = torch.randn(2100, 2)
+    y = net.eval()(x).detach() + 0.5 * torch.randn(2100, 1)
+    options = {"likelihood": vd.Gaussian(noise_std), "seed": 0}
+    first, rest = predict(net, x[:100], **options), predict(net, x[100:], **options)
+    lower, upper = conformal(first, y[:100], 0.9).interval(rest)
+    inside = float(((y[100:] >= lower) & (y[100:] <= upper)).float().mean())
+    # Beta(91, 10) for the coverage of 100 rows, and the binomial error of 2000.
+    assert abs(inside - 0.9) < 5 * math.sqrt(0.09 / 101 + 0.09 / 2000)
+
+
+def test_too_few_rows_give_the_whole_set() -> None:
+    rule = conformal(*overconfident(5, seed=0), 0.99)
+    assert math.isinf(rule.quantile)
+    assert rule.classes(overconfident(3, seed=1)[0]).all()
+
+
+def test_bad_input_is_refused() -> None:
+    p, y = overconfident(20, seed=0)
+    with pytest.raises(
+        VardropError, match="`temperature` to be a finite number and above 0, but got 0"
+    ):
+        apply_temperature(p.probs, 0.0)
+    assert_refused("classes from 0 to 3, but got 9", fit_temperature, p, torch.full((20,), 9))
+    assert_refused("classes from 0 to 3, but got 9", conformal, p, torch.full((20,), 9))
+    assert_refused("`level` to be a finite number and above 0 and below 1", conformal, p, y, 1.5)
+    assert_refused("regression for `interval`, but got classes", conformal(p, y).interval, p)
+    net, x = vd.convert(nn.Linear(2, 1), vd.bayes_by_backprop()), torch.ones(3, 2)
+    values = predict(net, x, likelihood=vd.Gaussian(1.0))
+    with pytest.raises(VardropError, match=r"shape \(3, 1\) of the prediction, but got \(3,\)"):
+        conformal(values, torch.zeros(3))
+    certain = predict(net, x, mode="mean", likelihood=vd.Values())
+    assert_refused("a positive `std` for every example", conformal, certain, torch.zeros(3, 1))
+    with pytest.raises(VardropError, match=r"but got Bernoulli\(\)"):
+        conformal(predict(net, x, likelihood=vd.Bernoulli()), torch.zeros(3, 1))
+
+
+def certain(mean: Tensor) -> Prediction:
+    """A prediction of values with mean and deviation one."""
+    reduction = Summary(vd.Gaussian(1.0), 0)
+    reduction.add(mean.unsqueeze(0))
+    return reduction.prediction()
+
+
+@pytest.mark.parametrize("rows", [5, 30])
+@pytest.mark.parametrize("dependent", [True, False])
+def test_conformal_intervals_hold_all_outputs_of_a_row(rows: int, dependent: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    outputs, level, trials = 40, 0.9, 2000
+    noise = torch.randn(trials, rows + 1, 1 if dependent else outputs, generator=generator)
+    y = noise.expand(trials, rows + 1, outputs)
+    held, fresh = certain(torch.zeros(rows, outputs)), certain(torch.zeros(1, outputs))
+    covered = []
+    for trial in y:
+        lower, upper = conformal(held, trial[:rows], level).interval(fresh)
+        covered.append(bool(((trial[rows:] >= lower) & (trial[rows:] <= upper)).all()))
+    found, error = sum(covered) / trials, math.sqrt(level * (1 - level) / trials)
+    assert found > level - 5 * error
+    assert found < min(level + 1 / (rows + 1) + 5 * error, 1.0) or rows < 9
+
+
+def test_conformal_sets_hold_all_pixels_of_a_row() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, trials, rows, level = torch.randn(1, 3, generator=generator), 1500, 19, 0.9
+    p = Summary(vd.Categorical(), 0)
+    p.add(logits.expand(1, rows, 3).unsqueeze(3).expand(1, rows, 3, 20))
+    q = Summary(vd.Categorical(), 0)
+    q.add(logits.expand(1, 1, 3).unsqueeze(3).expand(1, 1, 3, 20))
+    held, fresh = p.prediction(), q.prediction()
+    classes = torch.multinomial(
+        logits.softmax(1).expand(trials * (rows + 1), 3), 1, generator=generator
+    )
+    y = classes.view(trials, rows + 1, 1).expand(trials, rows + 1, 20)  # pixels of a row agree
+    covered = [
+        bool(conformal(held, t[:rows], level).classes(fresh).gather(1, t[rows:].unsqueeze(1)).all())
+        for t in y
+    ]
+    assert sum(covered) / trials > level - 5 * math.sqrt(level * (1 - level) / trials)
+
+
+def test_binary_predictions_have_a_temperature_too() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5000, 1, generator=generator)
+    y = torch.bernoulli(logits.sigmoid(), generator=generator)
+    reduction = Summary(vd.Bernoulli(), 0)
+    reduction.add(3 * logits.unsqueeze(0))
+    p = reduction.prediction()
+    found = fit_temperature(p, y)
+    assert found == pytest.approx(3.0, rel=0.1)
+    torch.testing.assert_close(apply_temperature(p, found), (3 * logits / found).sigmoid())
+
+
+def test_a_prediction_is_tempered_in_log_space() -> None:
+    reduction = Summary(vd.Categorical(), 0)
+    reduction.add(torch.tensor([[[0.0, 200.0]]]))
+    p = reduction.prediction()
+    assert float(p.probs[0, 0]) == 0.0
+    expected = torch.tensor([[0.0, 2.0]]).softmax(1)
+    torch.testing.assert_close(apply_temperature(p, 100.0), expected)
+
+
+@pytest.mark.parametrize("std", [0.1, 1.0, 10.0])
+def test_the_width_of_values_does_not_depend_on_where_it_starts(std):
+    x, net = torch.randn(50, 2), torch.nn.Linear(2, 1).eval()
+    error = 0.0098 * torch.randn(50, 1)
+    found = vd.calibrate(net, (x, net(x).detach() + error), vd.Gaussian(std=std))
+    assert float(found.std) == pytest.approx(float(error.square().mean().sqrt()), rel=1e-3)

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import vardrop as vd
 from experiments.selective import unlabelled_kappa
+from tests.nets import Parts
 from vardrop.functional import GeneratorNoise, draw_from, noise_source
 from vardrop.prediction import draw, predict
 
@@ -35,15 +36,10 @@ class Residual(nn.Module):
         return self.c(self.drop(functional.dropout(h, 0.2, training=True)))
 
 
-class Plain(nn.Module):
+def plain():
     """As moments can carry it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.c, self.drop = nn.Linear(8, 12), nn.Linear(12, 3), nn.Dropout(0.3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(self.drop(self.a(x).relu()))
+    run = lambda net, x: net.c(net.drop(net.a(x).relu()))
+    return Parts(run, a=nn.Linear(8, 12), c=nn.Linear(12, 3), drop=nn.Dropout(0.3))
 
 
 def chain() -> nn.Module:
@@ -58,19 +54,15 @@ def noisy(make: Callable[[], nn.Module]) -> nn.Module:
 def state(net: nn.Module) -> list[object]:
     modules = list(net.modules())
     return [
-        [type(m) for m in modules],
-        [m.training for m in modules],
+        [type(m) for m in modules], [m.training for m in modules],
         [getattr(m, "sampling", None) for m in modules],
         [getattr(m, "estimator", None) for m in modules],
         [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in modules],
-        [set(vars(m)) for m in modules],
-        [t.tolist() for t in net.state_dict().values()],
-        torch.backends.mha.get_fastpath_enabled(),
-        torch.is_grad_enabled(),
-        torch._C._functorch.get_dynamic_layer_stack_depth(),
-        noise_source(),
+        [set(vars(m)) for m in modules], [t.tolist() for t in net.state_dict().values()],
+        torch.backends.mha.get_fastpath_enabled(), torch.is_grad_enabled(),
+        torch._C._functorch.get_dynamic_layer_stack_depth(), noise_source(),
         torch.get_rng_state().tolist(),
-    ]
+    ]  # fmt: skip
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, int], Tensor]]] = {
@@ -79,8 +71,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, int], Tenso
     "whole functions": (Residual, lambda n, s: predict(n, X, 8, seed=s, draw="functions").draws),
     "mean": (chain, lambda net, s: predict(net, X, mode="mean").mean),
     "mean with noise of its own": (Residual, lambda n, s: predict(n, X, mode="mean", seed=s).mean),
-    "moments": (Plain, lambda net, s: predict(net, X, 8, mode="moments", seed=s).probs),
-    "one function": (Plain, lambda net, s: draw(net, seed=s)(X)),
+    "moments": (plain, lambda net, s: predict(net, X, 8, mode="moments", seed=s).probs),
+    "one function": (plain, lambda net, s: draw(net, seed=s)(X)),
     "kappa": (chain, lambda net, s: unlabelled_kappa(net, X, seed=s)["0"]),
 }
 

@@ -18,8 +18,7 @@ class After(Callback):
 
 
 def data(n=50):
-    generator = torch.Generator().manual_seed(3)
-    return torch.randn(n, 6, generator=generator), torch.arange(n) % 3
+    return torch.randn(n, 6, generator=torch.Generator().manual_seed(3)), torch.arange(n) % 3
 
 
 def objective():

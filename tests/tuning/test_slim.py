@@ -40,12 +40,9 @@ def widening():
 
 
 NETS = {
-    "mlp": (lambda: mlp(12, 32, 16, 4), (12,)),
-    "residual": SHRINKABLE["residual"],
-    "depthwise": SHRINKABLE["separable"],
-    "concatenated": SHRINKABLE["dense block"],
-    "grouped": (grouped, (3, 8, 8)),
-    "widening": (widening, (3, 8, 8)),
+    "mlp": (lambda: mlp(12, 32, 16, 4), (12,)), "residual": SHRINKABLE["residual"],
+    "depthwise": SHRINKABLE["separable"], "concatenated": SHRINKABLE["dense block"],
+    "grouped": (grouped, (3, 8, 8)), "widening": (widening, (3, 8, 8)),
     "batchnorm": (
         lambda: nn.Sequential(
             *(nn.Conv2d(3, 12, 3, bias=False), nn.BatchNorm2d(12), nn.ReLU(), nn.MaxPool2d(2)),
@@ -53,7 +50,7 @@ NETS = {
         ),
         (3, 8, 8),
     ),
-}
+}  # fmt: skip
 
 
 def case(name, rows=64):

@@ -60,7 +60,8 @@ def tensors_in(x: object) -> list[Tensor]:
     """The tensors of a batch, in any structure of tuples, lists and dictionaries."""
     if isinstance(x, Tensor):
         return [x]
-    return [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)]
+    leaves = tree_leaves(dict(x) if isinstance(x, Mapping) else x)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def num_examples(x: Batch, name: str = "x") -> int:

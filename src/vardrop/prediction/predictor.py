@@ -311,8 +311,8 @@ class Predictor(nn.Module):
             return LoopDraws.of_copy(self._model, self.pick, "", noise=False)
         if self.draw == "functions" or (self.draw == "estimator" and draws_functions(self._model)):
             return FunctionDraws(self._model, self.pick)
-        most = None if self.tolerance is None else _SETTLING
-        return RowDraws(self._model, self.pick, self.memory, self.draw == "local", most)
+        options = {} if self.tolerance is None else {"most": _SETTLING}
+        return RowDraws(self._model, self.pick, self.memory, self.draw == "local", **options)
 
     def _make_sharded(self) -> DrawStrategy:
         """Passes of the model itself: one whose tensors are sharded cannot be copied."""

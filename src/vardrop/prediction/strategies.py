@@ -47,6 +47,7 @@ _CACHE_ELEMENTS = 2**18  # of the largest activation that stay in the cache with
 _MIN_BLOCK = 96  # examples that a convolution gets at once
 _MAX_BLOCK_BYTES = 2**28
 _STACK = 8  # draws of a loop that are reduced together
+_MOST_DRAWS = 256  # in a block of outputs
 
 
 class DrawStrategy(Protocol):
@@ -79,7 +80,7 @@ class RowDraws:
         pick: takes the tensor out of what the model returns.
         memory: bytes that draws may take at once.
         local: use local reparameterization in every layer with noisy weights.
-        most: draws in a block of outputs; all by default.
+        most: draws in a block of outputs.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class RowDraws:
         pick: Pick,
         memory: int,
         local: bool = False,
-        most: int | None = None,
+        most: int = _MOST_DRAWS,
     ) -> None:
         self.pick, self.memory, self.most = pick, memory, most
         self.net = compute_variances(make_eval_copy(net, noise=True, local=local))
@@ -111,7 +112,7 @@ class RowDraws:
     def max_examples(self, x: Batch, samples: int) -> int:
         plan = self.plan(x)
         block = self._block_size(plan, x)
-        fit = self.memory // (4 * samples * plan.outputs)
+        fit = self.memory // (4 * _LIVE_TENSORS * min(samples, self.most) * plan.outputs)
         return max(block, fit // block * block)
 
     def _block_size(self, plan: RowPlan, x: Batch) -> int:
@@ -127,7 +128,7 @@ class RowDraws:
         traced = not plan.note and plan.noise is not None
         with nullcontext() if traced else use_call_generator(self.net):
             values = plan.split.prefix(clone_batch(x))
-            for size in split_evenly(samples, self.most or samples):
+            for size in split_evenly(samples, self.most):
                 blocks = []
                 for start in range(0, count, block):
                     part = slice_values(plan, values, start, start + block)

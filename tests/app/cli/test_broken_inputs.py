@@ -8,7 +8,6 @@ from tests.app.cli.calling import printed
 BROKEN = [
     ("methods --loud", 2, "No such option: --loud. Try `vardrop methods --help`."),
     ("demo --out full", 1, "full already holds files"),
-    ("fly", 2, "No such command"),
     ("evalute a", 2, "No such command 'evalute'. Did you mean 'evaluate'? Try `vardrop --help`."),
     ("fit digits --recipie l0", 2, "No such option: --recipie. Did you mean '--recipe'? Try"),
     ("fit digits --recipe sparse-vd", 2, "Unknown method 'sparse-vd'. Did you mean 'sparse_vd'?"),
@@ -38,18 +37,13 @@ BROKEN = [
     ("fit", 2, "Expected DATA"),
     ("fit digits --speed 3", 2, "No such option"),
     ("fit digits --epochs few", 2, "valid integer"),
-    ("fit digits --epochs 0", 2, "`epochs` to be an integer of at least 1"),
-    ("fit digits --seed -1", 2, "`seed` to be an integer of at least 0"),
     ("fit digits --patience 0", 2, "`patience` to be an integer of at least 1"),
     ("fit digits --warmup 5", 2, "two numbers such as 5,20"),
-    ("fit digits --device abacus", 2, "`device`"),
-    ("fit digits --recipe magic", 2, "Unknown method"),
     ("fit digits --option rate", 2, "name=value"),
     ("fit digits --option drop_rate=0.2", 2, "--option requires --recipe"),
     ("fit iris --heteroscedastic --out x", 1, "`heteroscedastic` needs a regression"),
     ("fit digits --recipe dropconnect --option rate=1", 2, "options of dropconnect"),
     ("fit digits --recipe dropconnect --option drop_rate=7", 2, "drop_rate"),
-    ("fit digits --net vgg", 2, "Unknown model 'vgg'. Available: mlp"),
     ("fit houses.csv --target price --task ranking", 2, "'ranking' is not one of"),
     ("fit --resume", 2, "--resume requires --out"),
     ("fit digits --resume --out a", 2, "cannot be combined with --resume"),
@@ -61,10 +55,8 @@ BROKEN = [
     ("fit absent.csv --target y --out x", 1, "File not found: absent.csv"),
     ("fit mnist --data-dir broken --out x", 1, "Expected the MD5 of broken/mnist/train-images"),
     ("fit digits --out houses.csv", 1, "to be a directory, but it is a file"),
-    ("fit digits --lr 1e30 --epochs 3 --out not_finite", 1, "Lower the learning rate"),
     ("fit digits --out full", 1, "overwrite with --force"),
     ("predict h new.csv --out nowhere/p.csv", 1, "nowhere/p.csv, but got: No such file"),
-    ("predict h new.csv --out new.csv", 1, "but got new.csv, which is in use and would be lost"),
     ("predict a none.npy --out p.csv", 1, "in none.npy, but got torch.float64 of shape (0, 1, 8, 8)"),
     ("predict a complex.npy --out p.csv", 1, "in complex.npy, but got torch.complex128"),
     ("predict torn new.csv --out p.csv", 1, "torn/best.safetensors to be a safetensors file"),
@@ -75,10 +67,8 @@ BROKEN = [
     ("evaluate notarun", 1, "config.json to hold JSON"),
     ("evaluate future", 1, "a run of version 1"),
     ("evaluate a --ood notmnist --data-dir broken", 1, "File not found: broken/notmnist"),
-    ("compress a --sparsity 2", 1, "`sparsity` to be a finite number and at most 1"),
     ("compress a --onnx nowhere/a.onnx", 1, "Directory not found: nowhere"),
     ("compare", 2, "Expected two or more runs, or data and --recipes"),
-    ("compare a", 2, "Expected two or more runs, or data and --recipes"),
     ("compare a plain --epochs 3", 2, "--epochs requires --recipes"),
     ("compare a plain --scores nl", 2, "Unknown score 'nl'. Did you mean 'nll'?"),
     ("compare a plain --out houses.csv", 1, "Making the directory houses.csv"),
@@ -92,7 +82,6 @@ BROKEN = [
     ("report a --out full", 1, "bytes to full, but got: Is a directory"),
     ("report a --out houses.csv/a.html", 1, "Making the directory houses.csv"),
     ("report a --out a/results.json", 1, "but got a/results.json, which is in use"),
-    ("report absent", 1, "File not found: absent/config.json"),
 ]  # fmt: skip
 
 
@@ -101,14 +90,10 @@ def content(folder):
     return {p: p.is_file() and p.stat().st_mtime_ns for p in sorted(folder.rglob("*"))}
 
 
-def commands():
-    return {word for row in BROKEN for word in row[0].split()[:1]}
-
-
 def test_the_table_has_a_row_for_every_command():
     assert len(BROKEN) >= 30
     known = {"demo", "methods", "fit", "predict", "evaluate", "compress", "report", "compare"}
-    assert commands() >= known
+    assert {row[0].split()[0] for row in BROKEN} >= known
 
 
 @pytest.mark.parametrize("typed, code, answer", BROKEN, ids=[b[0] for b in BROKEN])
@@ -120,5 +105,4 @@ def test_broken_inputs_get_one_line(folder, monkeypatch, capsys, typed, code, an
     assert lines[0].startswith("vardrop: ")
     assert answer in lines[0]
     assert "Traceback" not in lines[0]
-    if "--out not_finite" not in typed:  # a loss that is not finite leaves a run that can go on
-        assert content(folder) == before
+    assert content(folder) == before

@@ -22,10 +22,6 @@ def frame(rows=60):
     return found.assign(town=np.where(np.arange(rows) % 3 == 0, "x", "y"), price=found["a"] * 2 + 1)
 
 
-def rows_of(data):
-    return torch.cat([part.x for part in (data.train, data.validation, data.test)])
-
-
 # Kinds.
 
 

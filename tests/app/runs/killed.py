@@ -1,6 +1,6 @@
-"""Trains in children that are killed at random moments, trials and all; run by test_kill.py.
+"""Trains in children that are killed at random moments, trials and all; run by test_checkpoint.py.
 
-The imports are done once; each life is a fork, so twenty of them take seconds.
+The imports are done once; each life is a fork, so many of them take seconds.
 """
 
 import os
@@ -74,7 +74,7 @@ def main(root, kills):
     for kill in range(kills):
         pid = child(broken, 0.0)
         # Every third dies while it starts, or wherever it is by then.
-        let_live(pid, broken, chance, 0 if kill % 3 == 0 else chance.randint(1, 40))
+        let_live(pid, broken, chance, 0 if kill % 3 == 0 else chance.randint(1, 840 // kills))
         assert alive(pid), "the run ended before it was killed often enough"
         os.kill(pid, signal.SIGINT if kill == kills - 1 else signal.SIGKILL)
         os.waitpid(pid, 0)

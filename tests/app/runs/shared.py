@@ -1,4 +1,4 @@
-"""Trains under torchrun (or alone) with stored noise and writes its curve; run by test_torchrun.py."""
+"""Trains under torchrun (or alone) with stored noise and writes its curve; run by test_processes.py."""
 
 import json
 import sys
@@ -25,8 +25,7 @@ def main(out):
     elbo = vd.ELBO(vd.convert(net, vd.sparse_vd(log_sigma2=-4.0)), vd.Categorical(), 101)
     for layer in (net[0], net[2]):
         layer.register_forward_pre_hook(held_noise, with_kwargs=True)
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(101, 6, generator=generator)
+    x = torch.randn(101, 6, generator=torch.Generator().manual_seed(1))
     y = (x[:, 0] > 0).long() + (x[:, 1] > 0.5)
     with join_processes() as world:
         epochs = trained(elbo, x, y, world)

@@ -14,7 +14,7 @@ from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.app.data import load_dataset
 from vardrop.app.data.splits import with_class_weight
-from vardrop.app.runs import Settings, evaluate_rows, fit, load_run, resume
+from vardrop.app.runs import Settings, fit, load_run, resume
 from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.runs.scores import number_scores
 
@@ -176,12 +176,3 @@ def test_weighted_scores_of_numbers_are_those_of_repeated_rows():
     mean, std, density, values = (t[again] for t in (mean, std, density, values))
     other = number_scores(mean, std, density, values, (mean - 1, mean + 1))
     assert one.metrics == pytest.approx(other.metrics)
-
-
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2))])
-def test_weights_help_on_new_rows(plain_and_balanced, tmp_path, seed):
-    """By far more than the error of 0.05 that the recall of 48 examples has."""
-    _, *runs = plain_and_balanced if seed == 0 else fit_both(tmp_path, seed)
-    new = rare(100 + seed, 8000, 48)
-    scores = [evaluate_rows(run, new)["metrics"]["balanced_accuracy"] for run in runs]
-    assert scores[1] > scores[0] + 0.1

@@ -1,11 +1,14 @@
 """The device and the processes of a run under torchrun."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.app.runs import shared
 from tests.refusals import assert_refused
+from tests.running import TORCHRUN, python
 from vardrop._core.processes import World
 from vardrop.app.runs import distributed
 
@@ -49,10 +52,8 @@ def test_a_process_group_is_made_for_the_device(monkeypatch):
     fake = {
         "init_process_group": calls.append,
         "get_default_backend_for_device": lambda d: {"cpu": "gloo", "cuda": "nccl"}[d.type],
-        "destroy_process_group": lambda: None,
-        "get_rank": lambda: 1,
-        "get_world_size": lambda: 2,
-    }
+        "destroy_process_group": lambda: None, "get_rank": lambda: 1, "get_world_size": lambda: 2,
+    }  # fmt: skip
     for name, function in fake.items():
         monkeypatch.setattr(distributed.dist, name, function)
     with distributed.join_processes(torch.device("cuda", 1)) as world:
@@ -60,3 +61,18 @@ def test_a_process_group_is_made_for_the_device(monkeypatch):
     with distributed.join_processes() as world:
         assert world.device == torch.device("cpu")
     assert calls == ["cuda:1", "nccl", "gloo"]
+
+
+# Two processes under torchrun give the loss curve of one, for the same global batch and noise.
+
+
+def test_two_processes_give_the_curve_of_one(tmp_path):
+    shared.main(tmp_path / "one.json")
+    done = python(*TORCHRUN, shared.__file__, tmp_path / "two.json")
+    assert done.returncode == 0, done.stderr
+    alone, both = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("one", "two"))
+    assert (alone["processes"], both["processes"]) == (1, 2)
+    for part in ("loss", "nll"):
+        one, two = ([e[part] for e in found["epochs"]] for found in (alone, both))
+        assert max(abs(a - b) for a, b in zip(one, two, strict=True)) <= 1e-4, (part, one, two)
+    assert one[-1] < 0.8 * one[0]

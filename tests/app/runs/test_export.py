@@ -226,10 +226,10 @@ def test_moments_answer_with_what_is_asked_for(tmp_path):
     assert np.allclose(found["lower"], p.interval(0.95).lower, rtol=0, atol=1e-5 * unit)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "modes"),
-    [(104.0, 106.0, ("functions", "moments")), (1.6e9, 1.6e9 + 40, ("functions", "sample"))],
-)
+@pytest.mark.parametrize("low, high, modes", [
+    pytest.param(104.0, 106.0, ("functions", "moments"), marks=pytest.mark.slow),
+    (1.6e9, 1.6e9 + 40, ("functions", "sample")),
+])  # fmt: skip
 def test_targets_of_any_mean_and_unit_are_answered_in_full(tmp_path, low, high, modes):
     """A standard deviation of exactly 1 does not leave the mean out; timestamps keep their digits."""
     rows = np.arange(100)

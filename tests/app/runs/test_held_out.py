@@ -217,8 +217,7 @@ def test_a_run_stopped_among_its_trials_ends_as_one_that_was_not(tmp_path, own, 
     assert (tmp_path / "parts" / "trials" / "1-1").is_dir()
     assert not (tmp_path / "parts" / "choice.safetensors").exists()
     fresh = net(1) if own else None  # with other weights than the first one had
-    parts = resume(tmp_path / "parts", fresh, RunCallback())
-    check_same(whole, parts)
+    check_same(whole, resume(tmp_path / "parts", fresh, RunCallback()))
 
 
 def check_same(whole, parts):
@@ -390,13 +389,11 @@ def test_intervals_of_a_grouped_fit_cover_rows_of_new_groups(tmp_path):
     lower, upper = run.interval(run.predict(fresh), 0.9)
     y = torch.tensor(fresh.y.to_numpy()).unsqueeze(1)
     inside = pd.Series(((lower <= y) & (y <= upper)).flatten().numpy())
-    coverage = inside.groupby(fresh.group).mean().mean()
-    assert abs(coverage - 0.9) < 4 * math.hypot(0.021, 0.013)
+    assert abs(inside.groupby(fresh.group).mean().mean() - 0.9) < 4 * math.hypot(0.021, 0.013)
 
 
 def test_folds_of_a_grouped_fit_divide_no_group():
-    rows = grouped(60, 0, rows=10)
-    group = torch.tensor(rows.group.to_numpy())
+    group = torch.tensor(grouped(60, 0, rows=10).group.to_numpy())
     part = Part(torch.zeros(600, 1), torch.zeros(600, 1), None, group)
     for trained, held in fold_pairs(part, 4, "regression", 0):
         assert not set(trained.group.tolist()) & set(held.group.tolist())

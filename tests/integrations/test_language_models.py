@@ -1,0 +1,263 @@
+"""Text from one function of the posterior: the same noise for every word of a sequence."""
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from tests.refusals import assert_refused
+from vardrop.likelihoods import Categorical
+from vardrop.prediction.functions import FixedNoise
+
+pytest.importorskip("transformers")
+
+import transformers
+
+from tests.integrations.models import MODELS, batch_of, one_row
+
+RECIPES = {
+    "weights": vd.bayes_by_backprop(log_sigma2=-3.0),
+    "gates": vd.concrete_dropout(0.3),
+    "gates on outputs": vd.structured_pruning(log_sigma=-0.5),
+    "one factor per example": vd.Recipe(gate=vd.GaussianDropout(per="layer", granularity="example")),
+    "dropout": vd.mc_dropout(),
+}  # fmt: skip
+
+
+def without_attention_dropout(model):
+    for module in model.modules():
+        for name in ("attention_dropout", "dropout", "attn_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+        if hasattr(module, "attn_dropout"):
+            module.attn_dropout.p = 0.0
+    return model
+
+
+def noisy(name, recipe):
+    torch.manual_seed(0)
+    model = without_attention_dropout(MODELS[name]())
+    if name == "llama" and recipe == "dropout":  # which has no other
+        return vd.convert(model, vd.mc_dropout(0.3))
+    return vd.convert(model, RECIPES[recipe])
+
+
+def text(model, **options):
+    words = torch.randint(3, 64, (2, 4), generator=torch.Generator().manual_seed(1))
+    size = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    more = {"output_logits": True, "return_dict_in_generate": True}
+    given = {"input_ids": words, "attention_mask": torch.ones_like(words)}
+    found = model.generate(**given, **size, **more, **options)
+    return found.sequences, torch.stack(found.logits)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", ["gpt2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("t5", "llama"))])  # fmt: skip
+def test_text_of_one_function(name, recipe):
+    model = noisy(name, recipe)
+    one, other = vd.draw(model, seed=0), vd.draw(model, seed=1)
+    words, scores = text(one)
+    for again in (text(one), text(vd.draw(model, seed=0))):
+        assert torch.equal(again[0], words)
+        assert torch.equal(again[1], scores)
+    assert (text(other)[1] - scores).abs().max() > 1e-3
+    uncached = text(one, use_cache=False)
+    assert torch.equal(uncached[0], words)
+    torch.testing.assert_close(uncached[1], scores, rtol=1e-4, atol=1e-5)
+
+
+def test_text_of_one_function_is_what_the_function_says_of_the_whole():
+    model = vd.draw(noisy("gpt2", "gates"), seed=0)
+    words, scores = text(model)
+    with torch.no_grad():
+        whole = model(input_ids=words[:, :-1]).logits[:, 3:]
+    torch.testing.assert_close(whole, scores.transpose(0, 1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("module", [
+    vd.gates.Dropout(0.5),
+    vd.Gate(vd.GaussianDropout(), 3),
+    vd.Gate(vd.GaussianDropout(per="layer", granularity="example"), 3),
+], ids=["dropout", "per element", "per example"])  # fmt: skip
+def test_a_position_has_its_noise_in_whatever_piece_it_comes(module):
+    held = FixedNoise(module)
+    module.sampling = True
+    held.redraw()
+    x = torch.randn(2, 200, 3)
+    held.start = 0
+    whole = held(x)
+    for first, last in ((0, 1), (63, 65), (64, 200), (130, 131)):
+        held.start = first
+        torch.testing.assert_close(held(x[:, first:last]), whole[:, first:last])
+    held.start, held.end = 100, 200
+    torch.testing.assert_close(held(x[:, 199:]), whole[:, 199:])
+    factors = whole / x
+    alike = torch.isclose(factors[:, :64], factors[:, 64:128]).float().mean()
+    assert alike == 1 if getattr(module, "noise", None) and module.noise.granularity == "example" else alike < 0.9  # fmt: skip
+
+
+def test_dropout_of_attention_weights_is_no_function_of_a_sequence():
+    model = vd.convert(MODELS["gpt2"](), vd.bayes_by_backprop())
+    assert_refused(r"dropout inside GPT2Attention.*Set its `attn_dropout.p`", vd.draw, model)
+    assert all(m.sampling is None for m in model.modules() if isinstance(m, nn.Linear))
+
+
+# Language models whose head is their embedding: one weight, converted and shrunk as one.
+
+
+SIZE = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def qwen():
+    torch.manual_seed(0)
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZE)).eval()
+
+
+def gemma():
+    torch.manual_seed(0)
+    return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**SIZE)).eval()
+
+
+def batch():
+    return {"input_ids": torch.randint(3, 60, (2, 7), generator=torch.Generator().manual_seed(0))}
+
+
+def size(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def without_units(model, count=8):
+    """Let feed-forward units of a model with sparse VD be noise alone."""
+    for name, module in model.named_modules():
+        if name.endswith(("gate_proj", "up_proj")):
+            module.log_sigma2.data[:count] = 8.0
+    return model
+
+
+@pytest.mark.parametrize("make", [qwen, gemma])
+def test_a_tied_head_and_its_embedding_are_one_weight_after_shrinking(make, tmp_path):
+    model, x = without_units(vd.convert(make(), vd.sparse_vd())), batch()
+    shrunk, removed = vd.shrink(model, x), 2 * 3 * 8 * SIZE["hidden_size"]
+    for small in (shrunk.plan.apply(model), shrunk.net):
+        assert small.lm_head.weight is small.model.embed_tokens.weight
+        assert size(small) == size(make()) - removed
+    with torch.no_grad():
+        expected = small(**x).logits
+        vd.save(small, tmp_path / "small.safetensors")
+        again = vd.load(tmp_path / "small.safetensors", into=make()).eval()
+        assert again.lm_head.weight is again.model.embed_tokens.weight
+        assert torch.equal(again(**x).logits, expected)
+
+
+def test_a_head_that_loses_inputs_stays_tied():
+    """An input that a head does not read is an entry that the embedding has all the same."""
+    model, x = vd.convert(qwen(), vd.sparse_vd()), batch()
+    model.lm_head.weight.data[:, :4] = 0
+    small = vd.shrink(model, x, drop_inputs=True).net
+    assert small.lm_head.weight is small.model.embed_tokens.weight
+
+
+def test_a_gate_that_differs_unties_the_head():
+    model, x = vd.convert(qwen(), vd.concrete_dropout()), batch()
+    small, plan = vd.shrink(model, x)
+    assert small.lm_head.weight is not small.model.embed_tokens.weight
+    assert "'lm_head' gets separate weights: its gate is folded in." in plan.notes
+
+
+def test_a_tied_weight_is_noisy_in_both_places_or_in_none():
+    plan = vd.plan(gemma(), vd.bayes_by_backprop())
+    reasons = {s.name: s.reason for s in plan.skips}
+    assert reasons["model.embed_tokens"] == "a subclass of Embedding with behaviour of its own"
+    assert reasons["lm_head"] == "its weight is tied to 'model.embed_tokens', which stays plain"
+    drawn = vd.draw(vd.convert(gemma(), vd.bayes_by_backprop(log_sigma2=-4.0)), seed=0)
+    assert drawn.lm_head.weight is drawn.model.embed_tokens.weight
+    both = vd.convert(qwen(), vd.bayes_by_backprop(log_sigma2=-4.0))
+    assert both.lm_head.log_sigma2 is both.model.embed_tokens.log_sigma2
+    drawn = vd.draw(both, seed=0)
+    assert torch.equal(drawn.lm_head.weight, drawn.model.embed_tokens.weight)
+    assert not torch.equal(drawn.lm_head.weight, both.lm_head.weight)
+
+
+def test_a_head_with_a_plain_embedding_cannot_be_chosen():
+    with pytest.raises(vd.VardropError, match="'lm_head' .*: its weight is tied to 'model.embed_"):
+        vd.convert(gemma(), vd.bayes_by_backprop(), include="lm_head")
+    gated = vd.plan(gemma(), vd.concrete_dropout(), include="lm_head")  # not on the weight
+    assert [s.name for s in gated.changes] == ["lm_head"]
+
+
+# Bad input to models of transformers: a clear error, and the net as it was.
+
+
+Y = torch.zeros(3, dtype=torch.long)
+
+
+def noisy_bad(name="bert"):
+    return vd.convert(MODELS[name](), vd.bayes_by_backprop())
+
+
+def snapshot(net):
+    state = {k: v.clone() for k, v in net.state_dict().items()}
+    return state, {n: (type(m), m.training) for n, m in net.named_modules()}
+
+
+def both_refuse(net, batch, match, **options):
+    """`predict` and the ELBO, with the net unchanged."""
+    state, modules = snapshot(net)
+    elbo = vd.ELBO(net, Categorical(), num_data=10, **options)
+    assert_refused(match, vd.predict, net, batch, samples=2, **options)
+    assert_refused(match, elbo, batch, Y)
+    now, kinds = snapshot(net)
+    assert kinds == modules
+    assert all(torch.equal(v, state[k]) for k, v in now.items())
+
+
+def test_rows_of_different_length():
+    short = {**batch_of("bert"), "attention_mask": torch.ones(2, 7, dtype=torch.long)}
+    both_refuse(
+        noisy_bad(), short, "tensors of `x` to have one number of examples, but got 2 and 3"
+    )
+    ragged = {"input_ids": [torch.ones(n, dtype=torch.long) for n in (3, 4, 4)]}
+    both_refuse(
+        noisy_bad(), ragged, "tensors of `x` to have one number of examples, but got 3 and 4"
+    )
+    both_refuse(noisy_bad(), {"input_ids": [[1, 2, 3], [1, 2], [1]]}, "Expected .* to be .*tensors")
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert", "gpt2", "t5", "llama"])
+def test_a_mask_that_hides_everything(name):
+    batch = batch_of(name)
+    batch["attention_mask"][1] = 0
+    match = "`attention_mask` to leave a token in every row, but got one that hides all of row 1"
+    both_refuse(noisy_bad(name), batch, match, output=one_row)
+
+
+@pytest.mark.parametrize("hidden", [True, float("-inf")])
+@pytest.mark.parametrize("name", ["key_padding_mask", "attn_mask"])
+def test_a_mask_of_torchs_attention_that_hides_everything(name, hidden):
+    layer = vd.convert(nn.MultiheadAttention(8, 2, batch_first=True), vd.bayes_by_backprop())
+    x, mask = torch.randn(2, 3, 8), torch.zeros(2 if name == "key_padding_mask" else 3, 3)
+    mask = mask.bool() if hidden is True else mask
+    mask[1] = hidden
+    for on in (True, False):
+        with vd.sampling(layer, on), pytest.raises(vd.VardropError, match=f"`{name}` to leave a key in every sequence, but got one that hides all of row 1"):  # fmt: skip
+            layer(x, x, x, **{name: mask})
+
+
+def test_a_gate_on_a_layer_without_heads():
+    net = MODELS["bert"]()
+    state, modules = snapshot(net)
+    match = r"`include` selects 'bert.encoder.layer.0.attention.self' \(BertSelfAttention\), .* without weights or heads of their own.* Name the layers inside"
+    assert_refused(match, vd.convert, net, vd.l0(), include="*.attention.self")
+    with pytest.raises(vd.VardropError, match="an index has no features to gate"):
+        vd.convert(net, vd.l0(), include="*.word_embeddings")
+    assert_refused("no weights that can be noisy", vd.convert, net, vd.l0(), include="*.LayerNorm")
+    assert_refused(
+        "not selected by `include`", vd.convert, net, vd.l0(), include=nn.MultiheadAttention
+    )
+    now, kinds = snapshot(net)
+    assert kinds == modules
+    assert all(torch.equal(v, state[k]) for k, v in now.items())
