@@ -347,7 +347,7 @@ def assert_near(got, expected, tolerance):
         assert float((got[key] - value).abs().max() / scale) <= tolerance, key
 
 
-@pytest.mark.parametrize("runtimes", ["gradients", "unit"])
+@pytest.mark.parametrize("ways", ["gradients", "unit"])
 @pytest.mark.parametrize("name", names(MIXTURE))
 def test_gradients_equal_the_single_process_sharded(name, ways, found_sharded):
     assert_near(found_sharded[0][name][ways], averaged(name), 1e-6)

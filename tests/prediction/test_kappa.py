@@ -168,6 +168,7 @@ def test_errors() -> None:
 
 
 def problem() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
     first, second = (
         torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
         for shape in ((12, 6), (3, 12))
