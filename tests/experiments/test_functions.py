@@ -35,7 +35,7 @@ TINY = {
     "packed_bytes": {"knots": [[0, 1.0], [2, 0.0]], "warmup": [0, 1], "validation": 40},
     "fewer_channels": {"knots": [[0, 1.0], [2, 0.0]], "channel_knots": [[0, 1.0], [1, 0.0]], "warmup": [0, 1], "fine_tune_epochs": 1, "validation": 40},
     "coded_bytes": {"sizes": [2, 3, 4], "bits": 200, "block_bits": 6, "epochs": 2, "coding_epochs": 2, "batch": 20, "validation": 40},
-    "slim_beside_others": {"examples": 80, "dense_epochs": 1, "epochs": 2, "fractions": [0.5], "peer": False, "runtimes": []},
+    "slim_beside_others": {"examples": 80, "dense_epochs": 1, "epochs": 2, "fractions": [0.5], "peer": False, "ways": []},
     "narrow_cifar": {"dense_epochs": 1, "epochs": 1, "examples": 60, "tests": 20, "samples": 2, "methods": ["trained on", "sparse VD", "Beta-Bernoulli", "variance layer", "DropMax"], "epsilons": [0.0, 0.1]},
     "tuned_resnet": {"examples": 80, "dense_epochs": 1, "epochs": 1, "samples": 2, "members": 2, "tested": 40, "validated": 20},
     "character_lstm": {"width": 8, "length": 10, "epochs": 2, "warmup": [0, 1]},
