@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 
@@ -45,13 +46,13 @@ def prediction_memory(samples: int = 10_000, few: int = 2000) -> dict[str, objec
     net = vd.convert(mlp(784, 300, 100, 10), vd.sparse_vd()).eval()
     x = torch.randn(256, 1, 28, 28)
 
-    def lowest_peak(
+    def median_peak(
         draws: int,
     ) -> int:  # of several calls: the allocator keeps freed memory at times
         return min(peak(lambda: vd.predict(net, x, draws, keep=9)) for _ in range(5))
 
-    lowest_peak(few)  # the first calls allocate what later ones reuse
-    one, many = lowest_peak(few), lowest_peak(samples)
+    median_peak(few)  # the first calls allocate what later ones reuse
+    one, many = median_peak(few), median_peak(samples)
     return {
         "case": "memory, MLP, batch 256",
         f"{few} draws, kB": one,
