@@ -49,7 +49,9 @@ def prediction_memory(samples: int = 10_000, few: int = 2000) -> dict[str, objec
     def median_peak(
         draws: int,
     ) -> int:  # of several calls: the allocator keeps freed memory at times
-        return min(peak(lambda: vd.predict(net, x, draws, keep=9)) for _ in range(5))
+        return statistics.median_low(
+            peak(lambda: vd.predict(net, x, draws, keep=9)) for _ in range(5)
+        )
 
     median_peak(few)  # the first calls allocate what later ones reuse
     one, many = median_peak(few), median_peak(samples)
