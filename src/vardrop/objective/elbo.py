@@ -197,13 +197,14 @@ class ELBO(nn.Module):
         """The loss without the KL, the NLL and the parts of a head, for one draw."""
         traced = torch.compiler.is_compiling() or in_transform()
         x = plain_batch(x)
-        if not traced:  # a check of values would break the graph
+        if isinstance(x, Mapping) and not traced:  # a check of values would break the graph
             check_named(x)
         if head is not None:
             parts = self._head_parts(x, y, weight, head)
             return parts.loss, parts.nll, parts
         output = self.outputs(x)
-        if self.output is None and isinstance(self.likelihood, Likelihood):
+        picked = isinstance(output, Tensor) or self.output is not None
+        if not picked and isinstance(self.likelihood, Likelihood):
             output = output_tensor(output)  # a custom loss gets the complete output
         if not traced:
             check_batch(self.likelihood, output, y)
