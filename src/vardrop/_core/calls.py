@@ -153,7 +153,8 @@ def clone_batch(x: _Structure) -> _Structure:
     A model whose first operation is in place (`Dropout(inplace=True)`, `x += 1`) then does not
     change the batch of the caller, and every draw starts from the same inputs.
     """
-    return x.clone() if isinstance(x, Tensor) else tree_map_only(Tensor, Tensor.clone, x)
+    copied: _Structure = tree_map_only(Tensor, Tensor.clone, x)
+    return copied
 
 
 def example_shapes(x: Batch) -> tuple[torch.Size, ...]:
