@@ -153,6 +153,8 @@ def clone_batch(x: _Structure) -> _Structure:
     A model whose first operation is in place (`Dropout(inplace=True)`, `x += 1`) then does not
     change the batch of the caller, and every draw starts from the same inputs.
     """
+    if isinstance(x, Tensor):  # faster than a walk over the structure
+        return x.clone()  # type: ignore[return-value]
     copied: _Structure = tree_map_only(Tensor, Tensor.clone, x)
     return copied
 
