@@ -23,7 +23,7 @@ from torch.export import Dim, ExportedProgram
 
 from vardrop._core.calls import Batch, call_arguments
 from vardrop._core.checks import check_net
-from vardrop._core.errors import VardropError, import_optional
+from vardrop._core.errors import VardropError, import_optional, report_errors
 from vardrop._core.files import write_atomically
 from vardrop._core.torch_private import tree_map_only
 from vardrop.compression.mask import check_means
@@ -95,14 +95,14 @@ def export_package(
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         package = Path(folder) / "net.pt2"
-        try:
-            torch._inductor.aoti_compile_and_package(program, package_path=str(package))
-        except Exception as failure:
-            raise VardropError(
-                f"Expected torch to compile the model, but got: {_first_line(failure)}. This "
+        with report_errors(
+            lambda e: (
+                f"Expected torch to compile the model, but got: {_first_line(e)}. This "
                 "requires a C++ compiler (CXX, or g++ on the path). Without one, use "
                 "vardrop.export_onnx."
-            ) from failure
+            )
+        ):
+            torch._inductor.aoti_compile_and_package(program, package_path=str(package))
         return _write(target, package.read_bytes())
 
 
@@ -192,18 +192,14 @@ def _export(net: nn.Module, inputs: Inputs, batch_axes: tuple[int, ...]) -> Expo
         parameters = inspect.signature(net.forward).parameters.values()
         if any(p.kind is p.VAR_POSITIONAL for p in parameters):
             shapes = (shapes,)
-    with torch.no_grad(), evaluating(net):
+    report = report_errors(
+        lambda e: f"Expected `net` to be exportable by torch.export, but got: {e}"
+    )
+    with torch.no_grad(), evaluating(net), report:
         try:
-            try:
-                return torch.export.export(net, args, kwargs, dynamic_shapes=shapes)
-            except torch._dynamo.exc.UserError:
-                return torch.export.export(net, args, kwargs, dynamic_shapes=shapes, strict=True)
-        except VardropError:
-            raise
-        except Exception as failure:
-            raise VardropError(
-                f"Expected `net` to be exportable by torch.export, but got: {failure}"
-            ) from failure
+            return torch.export.export(net, args, kwargs, dynamic_shapes=shapes)
+        except torch._dynamo.exc.UserError:
+            return torch.export.export(net, args, kwargs, dynamic_shapes=shapes, strict=True)
 
 
 def _convert(

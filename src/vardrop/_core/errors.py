@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 
@@ -16,6 +18,23 @@ class NotFiniteError(VardropError):
 
 class UnregisteredKLError(VardropError):
     """No KL divergence is registered for this pair of posterior and prior."""
+
+
+@contextmanager
+def report_errors(describe: Callable[[Exception], str]) -> Iterator[None]:
+    """Raise any error of a block as a `VardropError`.
+
+    It is for code of other libraries and of the user, which may raise any type.
+
+    Args:
+        describe: makes the message from the error.
+    """
+    try:
+        yield
+    except VardropError:
+        raise
+    except Exception as failure:
+        raise VardropError(describe(failure)) from failure
 
 
 def import_optional(module: str, extra: str = "app") -> ModuleType:

@@ -27,7 +27,7 @@ from vardrop._core.calls import (
     tensors_in,
 )
 from vardrop._core.checks import check_net, describe_value
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, report_errors
 from vardrop._core.torch_private import tree_map_only
 from vardrop.heads import Head
 from vardrop.noisy import Noisy, evaluating, named_modules_of
@@ -83,12 +83,10 @@ def check_runs(net: nn.Module, inputs: Inputs) -> None:
         )
     if not all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point()):
         raise VardropError("Expected `example_input` to be finite, but got NaN or infinity.")
-    try:
+    with report_errors(
+        lambda e: f"Expected `net` to take `example_input`, but got {type(e).__name__}: {e}"
+    ):
         returned = run(net, inputs)
-    except Exception as failure:  # any error of the model's code is reported in one form
-        raise VardropError(
-            f"Expected `net` to take `example_input`, but got {type(failure).__name__}: {failure}"
-        ) from failure
     if not returned:
         raise VardropError(
             "Expected `net` to return tensors, in tuples, lists or dictionaries, but got none to "

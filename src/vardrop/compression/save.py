@@ -9,8 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from vardrop._core.encoder import (
     is_encoder_fastpath_disabled,
     update_encoder_fastpath,
 )
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, report_errors
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop._core.integrations import load_integration
 from vardrop.compression.layer_views import (
@@ -117,18 +116,14 @@ def as_path(path: str | PathLike[str]) -> Path:
     return Path(path)
 
 
-@contextmanager
-def report_malformed_file(path: str) -> Iterator[None]:
+def report_malformed_file(path: str) -> AbstractContextManager[None]:
     """Report any error of a forged description as a `VardropError`."""
-    try:
-        yield
-    except VardropError:
-        raise
-    except Exception as failure:  # a forged description can cause any error
-        raise VardropError(
-            f"Expected a valid description in {path}, but got: {failure!r}. "
+    return report_errors(
+        lambda e: (
+            f"Expected a valid description in {path}, but got: {e!r}. "
             "The file was not written by vardrop."
-        ) from failure
+        )
+    )
 
 
 def to_dense(net: nn.Module) -> tuple[nn.Module, list[str]]:

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from vardrop._core.calls import LabelledData, call_net, tensors_in
 from vardrop._core.checks import check_choice
-from vardrop._core.errors import VardropError, import_optional
+from vardrop._core.errors import VardropError, import_optional, report_errors
 from vardrop.compression import ShrinkPlan
 from vardrop.compression.probes import CODE_ERRORS, Inputs, outputs, time_interleaved
 from vardrop.export import export_onnx
@@ -196,12 +196,10 @@ def _make_call(runtime: str, net: nn.Module, inputs: Inputs) -> Callable[[], obj
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
         export_onnx(net, inputs, path)
-        try:
+        with report_errors(lambda e: f"onnxruntime cannot load the model: {e}"):
             session = onnxruntime.InferenceSession(
                 path, options, providers=["CPUExecutionProvider"]
             )
-        except Exception as failure:  # the errors of onnxruntime have no common class
-            raise VardropError(f"onnxruntime cannot load the net: {failure}") from failure
     arrays = (tensor.cpu().numpy() for tensor in tensors_in(inputs))
     names = (node.name for node in session.get_inputs())
     return partial(session.run, None, dict(zip(names, arrays, strict=True)))

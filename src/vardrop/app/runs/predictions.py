@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vardrop._core.errors import VardropError, import_optional
+from vardrop._core.errors import VardropError, import_optional, report_errors
 from vardrop._core.files import open_atomically
 from vardrop.app.data.preprocessing import is_number
 from vardrop.app.runs.config import check_output
@@ -97,11 +97,10 @@ def _images(run: Run, path: Path) -> Tensor:
     shape = f"(N, {', '.join(map(str, run.about.shape))})"
     if path.suffix != ".npy" or not path.is_file():
         raise VardropError(f"Expected an .npy file of shape {shape}, but got {str(path)!r}.")
-    try:
+    with report_errors(
+        lambda e: f"Expected {path} to hold numbers, but got: {' '.join(str(e).split())[:200]}."
+    ):
         loaded = torch.from_numpy(import_optional("numpy").load(path, allow_pickle=False))
-    except Exception as broken:  # numpy raises many types of errors for damaged files
-        reason = " ".join(str(broken).split())[:200]
-        raise VardropError(f"Expected {path} to hold numbers, but got: {reason}.") from broken
     if loaded.is_complex() or len(loaded) == 0 or tuple(loaded.shape[1:]) != run.about.shape:
         text = f"Expected real images of shape {shape} in {path}"
         raise VardropError(f"{text}, but got {loaded.dtype} of shape {tuple(loaded.shape)}.")
