@@ -76,7 +76,7 @@ def program(
 def demo(
     out: Annotated[MaybePath, Option(help="A directory; runs/demo-<number> by default.")] = None,
 ) -> None:
-    """Train on scikit-learn's digits, evaluate the uncertainty, prune, write a report."""
+    """Compare learned noise with simpler methods on digits, in a minute, and write a report."""
     from vardrop.app.demo import main
 
     main(out)

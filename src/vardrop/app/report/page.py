@@ -71,13 +71,28 @@ def report(run_directories: Sequence[str | Path], out: str | Path | None = None)
     return target
 
 
-def _render(runs: Runs) -> str:
-    # Content of files is escaped.
+def render(**parts: Any) -> str:
+    """A page from its parts: `title`, `notes`, tables and pictures. Their text is escaped.
+
+    Args:
+        parts: the variables of the template; those that are left out are empty.
+    """
     strict: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined}
     environment = jinja2.Environment(**strict, trim_blocks=True, lstrip_blocks=True)
     text = files("vardrop.app.report").joinpath("page.html").read_text(encoding="utf-8")
+    empty: dict[str, Any] = {
+        "runs": {},
+        "verdicts": {},
+        "intervals": None,
+        "confusions": {},
+        "facts": Table([], []),
+    }
+    return environment.from_string(text).render(**empty | parts)
+
+
+def _render(runs: Runs) -> str:
     compared, several = compare_stored(runs), len(runs) > 1
-    return environment.from_string(text).render(
+    return render(
         title=", ".join(runs) if len(runs) <= _NAMED else f"{len(runs)} runs",
         runs=runs,
         verdicts={name: summary.verdict(run, compared.scores[name]) for name, run in runs.items()},
