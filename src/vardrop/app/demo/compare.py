@@ -165,17 +165,18 @@ def compare(scores: dict[str, list[Scores]], name: str, other: str) -> str:
     """
     pairs = list(zip(scores[name], scores[other], strict=True))
 
-    def gap(column: str) -> float:
-        return fmean(mine[column] - theirs[column] for mine, theirs in pairs)
+    def gap(column: str, places: int) -> str:
+        mean = fmean(mine[column] - theirs[column] for mine, theirs in pairs)
+        return f"{round(mean, places) + 0.0:+.{places}f}"  # adding 0.0 turns -0.0 into 0.0
 
     lower = sum(mine["corr. NLL"] < theirs["corr. NLL"] for mine, theirs in pairs)
     ratio = fmean(theirs["file kB"] for _, theirs in pairs) / fmean(m["file kB"] for m, _ in pairs)
     size = f"{ratio:.1f} times smaller" if ratio >= 1 else f"{1 / ratio:.1f} times larger"
     return (
         f"{name} compared with {other}: the file is {size}. Corrupted digits: NLL "
-        f"{gap('corr. NLL'):+.2f} (lower in {lower} of {len(pairs)}), accuracy "
-        f"{gap('corr. acc %'):+.1f} points. Clean digits: NLL {gap('clean NLL'):+.3f}, accuracy "
-        f"{gap('clean acc %'):+.1f} points. AUROC {gap('AUROC'):+.3f}."
+        f"{gap('corr. NLL', 2)} (lower in {lower} of {len(pairs)}), accuracy "
+        f"{gap('corr. acc %', 1)} points. Clean digits: NLL {gap('clean NLL', 3)}, accuracy "
+        f"{gap('clean acc %', 1)} points. AUROC {gap('AUROC', 3)}."
     )
 
 
