@@ -19,41 +19,6 @@ class InputNoise(nn.Module):
         return x + self.std * torch.randn_like(x) if self.training else x
 
 
-class FeatureDistance:
-    """The squared Mahalanobis distance of a model's last features to the nearest class mean.
-
-    The covariance is shared by all classes. A large distance marks an out-of-distribution input.
-
-    Lee, Lee, Lee & Shin 2018, "A simple unified framework for detecting out-of-distribution
-    samples and adversarial attacks", eq. 2.
-    """
-
-    def __init__(self, net: nn.Module, x: Tensor, y: Tensor) -> None:
-        self.net = net
-        features = self.features(x)
-        self.means = torch.stack([features[y == k].mean(0) for k in y.unique()])
-        centred = features - self.means[y]
-        covariance = centred.T @ centred / len(y)
-        ridge = 1e-6 * covariance.diagonal().mean() * torch.eye(len(covariance))
-        self.precision = torch.linalg.inv(covariance + ridge)
-
-    @torch.no_grad()
-    def features(self, x: Tensor) -> Tensor:
-        """The inputs of the last dense layer, in double precision."""
-        outputs: list[Tensor] = []
-        last = [module for module in self.net.modules() if isinstance(module, nn.Linear)][-1]
-        handle = last.register_forward_pre_hook(lambda _, inputs: outputs.append(inputs[0]))
-        for part in x.split(1000):
-            self.net(part)
-        handle.remove()
-        return torch.cat(outputs).double()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """One distance per input."""
-        gaps = self.features(x).unsqueeze(1) - self.means
-        return torch.einsum("nki,ij,nkj->nk", gaps, self.precision, gaps).amin(1)
-
-
 def prune_magnitudes(net: nn.Module, keep: float, layerwise_scores: bool) -> None:
     """Set the weights with the smallest scores in the whole model to zero, in place.
 

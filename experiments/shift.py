@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.baselines import FeatureDistance, InputNoise
+from experiments.baselines import InputNoise
 from experiments.corruptions import CORRUPTIONS, corrupted, rotated
 from experiments.trainings import Watch, images, learned
 from vardrop import metrics
@@ -24,7 +24,7 @@ from vardrop.app.data import Images
 from vardrop.conversion import convert
 from vardrop.likelihoods import Likelihood, entropy
 from vardrop.objective import ELBO, Categorical, linear_warmup, parameter_groups
-from vardrop.prediction import calibrate, predict
+from vardrop.prediction import FeatureDistance, calibrate, predict
 from vardrop.priors import Normal
 from vardrop.recipes import (
     bayes_by_backprop,
@@ -226,7 +226,7 @@ def tuned_digits(
     result = _measure(predictors, test, tested, strengths, angles)
     result["figures"] |= {f"setting, {row}": value for row, value in settings.items()}
     for row in ("plain", "weight decay"):
-        distance = FeatureDistance(predictors[row].nets[0], *data)
+        distance = FeatureDistance(predictors[row].nets[0], data)
         for name, title in _OOD_SETS.items():
             auroc = metrics.auroc(distance(test.x), distance(images(name, "test").x))
             result["figures"][f"AUROC {title} by feature distance, {row}"] = float(auroc)

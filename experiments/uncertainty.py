@@ -17,13 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.baselines import FeatureDistance
 from experiments.slim import Part, ResNet, Seed, train
 from experiments.trainings import Watch, images
 from vardrop import metrics
 from vardrop.conversion import convert
 from vardrop.likelihoods import Categorical, Likelihood
-from vardrop.prediction import Prediction, calibrate, predict
+from vardrop.prediction import FeatureDistance, Prediction, calibrate, predict
 from vardrop.priors import Normal
 from vardrop.recipes import bayes_by_backprop, mc_dropout, sparse_vd
 from vardrop.tuning import fine_tune
@@ -104,7 +103,7 @@ def tuned_resnet(
         return together(min(losses, key=losses.__getitem__))
 
     def distance() -> Part:
-        score = FeatureDistance(plain(), x, y)
+        score = FeatureDistance(plain(), (x, y))
         return {"AUROC of digits": float(metrics.auroc(score(test.x), score(digits)))}
 
     learned_prior = bayes_by_backprop(Normal(learned=True))

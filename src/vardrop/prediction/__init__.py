@@ -8,6 +8,7 @@ from vardrop.prediction.calibrate import (
 )
 from vardrop.prediction.conformal import Conformal as Conformal, conformal as conformal
 from vardrop.prediction.ensemble import Ensemble as Ensemble
+from vardrop.prediction.feature_distance import FeatureDistance as FeatureDistance
 from vardrop.prediction.functions import draw as draw, draws as draws
 from vardrop.prediction.predict import (
     freeze as freeze,
