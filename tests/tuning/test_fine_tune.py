@@ -106,9 +106,9 @@ def test_a_noisy_net_is_tuned_by_its_elbo_and_calibrated():
     plain = -float(vd.predict(net, x, mode="mean").log_prob(y).mean())
     noisy = vd.convert(net, vd.bayes_by_backprop(vd.Normal(learned=True))).eval()
     torch.manual_seed(0)
-    elbo = vd.fine_tune(noisy, data(), epochs=20, validation=problem(300, seed=1))
+    elbo = vd.fine_tune(noisy, data(), epochs=100, beta=0.1, validation=problem(300, seed=1))
     assert elbo.net is noisy
-    assert (elbo.num_data, float(elbo.beta)) == (400, pytest.approx(0.01))
+    assert (elbo.num_data, float(elbo.beta)) == (400, pytest.approx(0.1))
     assert not noisy.training
     assert elbo.likelihood.temperature != 1.0
     assert -float(vd.predict(elbo, x, seed=0).log_prob(y).mean()) < plain - 0.05
@@ -173,15 +173,40 @@ def test_fine_tuning_moves_the_noise_and_draws_little_for_validation(monkeypatch
     before, cost = net.dense.log_sigma2.detach().clone(), []
 
     def spy(elbo, data, samples, **options):
-        cost.append(samples * sum(len(y) for _, y in data))
-        return vd.calibrate(elbo, data, samples=samples, **options)
+        cost.append(samples * sum(map(len, data)))
+        return vd.predict(elbo, data, samples, **options)
 
-    monkeypatch.setattr(sys.modules["vardrop.tuning.fine_tune"], "calibrate", spy)
+    monkeypatch.setattr(sys.modules["vardrop.tuning.fine_tune"], "predict", spy)
     batches = list(zip(x.split(20), y.split(20), strict=True))
     elbo = vd.fine_tune(net, batches, epochs=10, validation=(x, y))
     assert float((net.dense.log_sigma2.detach() - before).abs().mean()) > 1
-    assert cost == [2000]  # half of the ten passes over 400 examples
+    assert cost == [2000, 125]  # half of the ten passes over 400 examples, and one plain pass
     assert elbo.likelihood.temperature != 1.0
+
+
+def test_a_model_that_gains_nothing_is_plain_again_with_a_temperature():
+    net, (x, y) = trained(), problem(100, seed=1)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    plain = vd.calibrate(copy.deepcopy(net), (x, y)).temperature
+    vd.convert(net, vd.bayes_by_backprop()).eval()
+    wrong = [(x, torch.zeros_like(y)) for x, y in data()]
+    with pytest.warns(UserWarning, match="on `validation` is .* with noise and .* without"):
+        elbo = vd.fine_tune(net, wrong, epochs=20, validation=(x, y))
+    assert elbo.net is net
+    torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)
+    assert type(net[0]) is nn.Linear
+    p = vd.predict(elbo, x)
+    assert elbo.likelihood.temperature == pytest.approx(plain, rel=1e-3)
+    torch.testing.assert_close(p.probs, (net(x) / plain).softmax(1), rtol=1e-3, atol=1e-4)
+    assert p.epistemic.abs().max() < 1e-6
+
+
+def test_a_model_without_a_plain_form_stays_noisy():
+    net, (x, y) = trained(), problem(300, seed=1)
+    vd.convert(net, vd.dropmax())
+    wrong = [(x, torch.zeros_like(y)) for x, y in data()]
+    elbo = vd.fine_tune(net, wrong, epochs=20, validation=(x, y))
+    assert vd.predict(elbo, x).epistemic.max() > 0
 
 
 def test_an_interrupt_leaves_the_modes_and_a_model_that_predicts(capsys):

@@ -40,7 +40,8 @@ def predict(
 
     Args:
         net: a model with a posterior, gates, a head or dropout, whose output is one tensor or has
-            `logits`. Or an ELBO, whose likelihood is then used, with its learned noise.
+            `logits`. Or an ELBO, whose likelihood is then used, with its learned noise. An ELBO
+            with a plain model predicts without draws.
         x: inputs (N, ...), a tensor or a dictionary of the model's arguments. Or a loader of
             batches, each of them such an input or a tuple that begins with one.
         samples: number of draws.

@@ -42,6 +42,7 @@ from vardrop.prediction.eval_copy import (
     check_noise,
     copy_tensors,
     has_untracked_randomness,
+    is_stochastic,
 )
 from vardrop.prediction.functions import draws, resolve_seed
 from vardrop.prediction.graph import Graph, GraphInput, NoiseInput
@@ -128,6 +129,8 @@ class Predictor(nn.Module):
         if conformal is not None:
             conformal.check_mode(mode == "moments")
         model, meaning = resolve_likelihood(net, likelihood)
+        if mode == "sample" and model is not net and not any(map(is_stochastic, model.modules())):
+            mode = "mean"  # an objective with a plain model
         pick = getattr(net, "output", None) if output is None else output
         # The user's model is no submodule: moving or copying the predictor leaves it alone.
         self.__dict__.update(net=model, source=net, pick=pick or output_tensor)

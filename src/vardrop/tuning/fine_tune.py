@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, overload
@@ -10,14 +12,15 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import Batch, call_net, labelled_batches, map_tensors, plain_batch
+from vardrop._core.calls import Batch, call_net, map_tensors, plain_batch, split_batch
 from vardrop._core.checks import check_integer, check_net, check_number, check_type
 from vardrop._core.errors import VardropError
 from vardrop.compression.probes import hooks
+from vardrop.conversion import revert
 from vardrop.likelihoods import Categorical, Likelihood
 from vardrop.noisy import has_noise, noisy_weights, training_mode
 from vardrop.objective import ELBO, parameter_groups
-from vardrop.prediction import calibrate
+from vardrop.prediction import fit_log_scale, predict
 from vardrop.tuning.batches import check_batch, check_rereadable
 from vardrop.tuning.callbacks import NoiseCheck
 from vardrop.tuning.minimize import Callback, Position, ShowProgress, minimize
@@ -75,10 +78,15 @@ def fine_tune(
     few epochs. The noise has its own learning rate, 100 times `lr`, because log sigma^2 has to
     change by several units in few steps. Multiplicative noise that still has its initial value
     starts at a fiftieth of it: recipes choose the initial noise for training from scratch, and a
-    trained model would unlearn. With `validation`, the temperature or the width of the likelihood
-    is fitted at the end (`calibrate`). If that would take much of the time, it uses 16 draws
-    instead of 32 and evenly spaced examples instead of all. The ELBO is returned:
-    `predict(elbo, x)` uses its model, likelihood and temperature.
+    trained model would unlearn. The ELBO is returned: `predict(elbo, x)` uses its model, likelihood
+    and temperature.
+
+    With `validation`, the temperature or the width of the likelihood is fitted at the end, as by
+    `calibrate`, and the result is never worse there than before: if its NLL is not lower than the
+    NLL of the model before the training, without noise and with a temperature, the model becomes
+    that plain model again (`revert`), with a warning. A model without a plain form stays as
+    trained. If predictions for `validation` would take much of the time, they use 16 draws instead
+    of 32 and evenly spaced examples instead of all.
 
     If it is interrupted (Ctrl-C), the model keeps the parameters of the last step and its modes.
 
@@ -90,7 +98,8 @@ def fine_tune(
         optimizer: of a plain model, over its parameters.
         epochs: passes over the data.
         likelihood: of a noisy model's output; `Categorical()` by default.
-        validation: inputs and targets that are not used for training, for the temperature.
+        validation: inputs and targets that are not used for training, for the temperature and for
+            the comparison with the plain model.
         beta: the weight of the KL.
         lr: the highest learning rate.
         progress: show a progress line on standard error; None shows it on a terminal.
@@ -130,11 +139,53 @@ def fine_tune(
         raise VardropError("Expected `data` to give batches, but got none.")
     elbo = ELBO(net, Categorical() if likelihood is None else likelihood, sum(sizes), beta)
     reduce_initial_noise(net)
-    _fine_tune_noisy(elbo, data, epochs, len(sizes), lr, progress)
-    if validation is not None:
-        data, samples = _limit_validation(*validation, epochs * elbo.num_data)
-        elbo.likelihood = calibrate(elbo, data, samples=samples, seed=0, progress=False)
+    train = partial(_fine_tune_noisy, elbo, data, epochs, len(sizes), lr, progress)
+    if validation is None:
+        train()
+    else:
+        _train_and_compare(elbo, train, *_limit_validation(*validation, epochs * elbo.num_data))
     return elbo
+
+
+def _train_and_compare(
+    elbo: ELBO, train: Callable[[], None], validation: tuple[Batch, Tensor], samples: int
+) -> None:
+    """Train and calibrate, and make the model plain again if that is not better on `validation`."""
+    plain = _copy_plain(elbo.net)
+    train()
+    likelihood, noisy_nll = _calibrate(elbo, validation, samples)
+    if plain is not None:
+        before = ELBO(plain, elbo.likelihood, elbo.num_data, beta=0.0)
+        plain_likelihood, nll = _calibrate(before, validation, 1)
+        if noisy_nll >= nll:
+            warnings.warn(
+                f"The NLL on `validation` is {noisy_nll:.4f} with noise and {nll:.4f} without, so "
+                "the model is plain again, as before the training, with a fitted temperature. "
+                "Train for more epochs (`epochs`), or with another `beta`.",
+                stacklevel=3,
+            )
+            revert(elbo.net).load_state_dict(plain.state_dict())
+            elbo.set_beta(0.0)
+            likelihood = plain_likelihood
+    elbo.likelihood = likelihood
+
+
+def _copy_plain(net: nn.Module) -> nn.Module | None:
+    """A copy without noise, or None if the model has no plain form."""
+    try:
+        return revert(copy.deepcopy(net))
+    except VardropError:
+        return None
+
+
+def _calibrate(
+    elbo: ELBO, validation: tuple[Batch, Tensor], samples: int
+) -> tuple[Likelihood, float]:
+    """The calibrated likelihood, and its NLL on the same data."""
+    x, y = validation
+    p = predict(elbo, list(split_batch(x, _BATCH_SIZE)), samples, seed=0, progress=False)
+    factor = math.exp(fit_log_scale([(p, y, 1.0)]))
+    return p.likelihood.scaled(factor), -float(p.rescale(factor).log_prob(y).mean())
 
 
 @torch.no_grad()
@@ -151,7 +202,7 @@ def reduce_initial_noise(net: nn.Module) -> None:
         log_alpha.sub_(math.log(_INITIAL_FACTOR))
 
 
-def _limit_validation(x: Batch, y: Tensor, trained: int) -> tuple[Batches, int]:
+def _limit_validation(x: Batch, y: Tensor, trained: int) -> tuple[tuple[Batch, Tensor], int]:
     """Validation data and a number of draws that cost little next to the training.
 
     A draw costs about half as much as a training step on the same example. Draws times examples are
@@ -164,7 +215,7 @@ def _limit_validation(x: Batch, y: Tensor, trained: int) -> tuple[Batches, int]:
         indices = torch.arange(count) * len(y) // count
         x = map_tensors(lambda t: t[indices.to(t.device)] if t.dim() else t, x)
         y = y[indices.to(y.device)]
-    return list(labelled_batches((x, y), "validation", _BATCH_SIZE)), samples
+    return (x, y), samples
 
 
 def _fine_tune_plain(
