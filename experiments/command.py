@@ -19,6 +19,7 @@ from experiments import (
     concrete,
     estimators,
     gal,
+    gap,
     havasi,
     kingma,
     lee_bb,
@@ -36,6 +37,7 @@ from experiments import (
     uncertainty,
 )
 from experiments.page import rows, write_pages
+from experiments.readme import write_tables
 from experiments.runner import (
     Experiment,
     Function,
@@ -91,6 +93,7 @@ FUNCTIONS: dict[str, Function] = {
         packing.compare_packing,
         lee_dropmax.tuned_heads,
         estimators.compare_estimators,
+        gap.score_gap,
         text.character_lstm,
         text.smaller_transformer,
     )
@@ -145,6 +148,8 @@ def page(directory: Path, results: Path, docs: Path) -> None:
         reword(experiment, result_path(experiment, results))
     table = rows(described, results)
     print(write_pages(table, load_items(directory / "judged.toml", table), docs))
+    if (directory / "readme.toml").is_file():
+        write_tables(docs.parent, table)
 
 
 def _check(experiment: Experiment, out: Path, table: bool) -> bool:

@@ -9,11 +9,13 @@ import pytest
 from experiments import page as pages
 from experiments.command import FUNCTIONS
 from experiments.page import rows
+from experiments.readme import PAGES, fill_tables
 from experiments.runner import experiments, finished, outside, reproduce, result_path
 from experiments.shift import METHODS
 from experiments.verdicts import Item, count_verdicts, lead, load_items
 from tests.experiments.toy import describe, toy_training
 from tests.refusals import assert_refused
+from vardrop._core.errors import VardropError
 from vardrop.app.data import data_directory
 
 ROOT = Path(__file__).parents[2]
@@ -269,3 +271,34 @@ def test_the_quick_version_keeps_its_bounds(name: str, tmp_path: Path) -> None:
         pytest.importorskip("gymnasium", reason="needs the extra `rl`")
     (result,) = reproduce(KNOWN[name], FUNCTIONS, tmp_path / "run.json", quick=True)
     assert outside(result["figures"], KNOWN[name].bounds) == []
+
+
+def test_tables_of_pages_are_filled_from_results(tmp_path):
+    figures = {"error": {"mean": 1.6261, "standard_error": 0.1312}}
+    done = {"name": "toy/done", "result": {"runs": [{}] * 3, "figures": figures}}
+    table = [done, {"name": "toy/missing", "result": None}]
+    described = tmp_path / "readme.toml"
+    described.write_text(
+        '[errors]\ncolumns = ["task", "ours"]\nrows = [["digits", "{toy/done: error} (sparse VD)"],'
+        ' ["letters", "{toy/missing: error}"]]\n'
+    )
+    page = "Before.\n<!-- table errors -->\nold\n<!-- end -->\nAfter.\n"
+    filled = fill_tables(page, described, table)
+    assert filled.splitlines()[1:-2] == [
+        "<!-- table errors -->",
+        "| task | ours | file |",
+        "| --- | --: | --- |",
+        "| digits | 1.63 ± 0.13 (sparse VD) | `results/toy/done.json` |",
+    ]
+    assert fill_tables(filled, described, table) == filled
+    done["result"]["runs"] = [{}]
+    with pytest.raises(VardropError, match="toy/done to have 3 seeds, but got 1"):
+        fill_tables(page, described, table)
+
+
+def test_the_tables_of_the_readme_are_up_to_date():
+    table, _ = load_page(ROOT, "results")
+    for name in PAGES:
+        text = (ROOT / name).read_text()
+        filled = fill_tables(text, ROOT / "experiments" / "readme.toml", table)
+        assert filled == text, f"{name} is out of date: vardrop reproduce --page"
