@@ -1,8 +1,7 @@
 """Tables of the README and of pages, written between markers from the files in `results/`.
 
 A page marks a table with `<!-- table NAME -->` and `<!-- end -->`. `readme.toml` has its columns
-and
-rows. In a cell, `{experiment: figure}` stands for the mean and standard error of a figure.
+and rows. In a cell, `{experiment: figure}` stands for the mean and standard error of a figure.
 """
 
 from __future__ import annotations
