@@ -41,6 +41,16 @@ def llama(*sizes):
     return build("LlamaConfig", "LlamaForCausalLM", **options)
 
 
+def qwen3():
+    options = sized(vocab_size=50, head_dim=SIZE, num_key_value_heads=2, pad_token_id=0)
+    return build("Qwen3Config", "Qwen3ForCausalLM", **options)
+
+
+def roberta():
+    options = sized(vocab_size=50, max_position_embeddings=16)
+    return build("RobertaConfig", "RobertaForSequenceClassification", **options)
+
+
 def gpt2():
     sizes = {"n_embd": WIDTH, "n_layer": 2, "n_head": HEADS, "n_inner": FORWARD, "n_positions": 16}
     options = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0}
@@ -115,10 +125,9 @@ def test_models_lose_heads_and_units_and_are_read_again(model, tmp_path):
         check_own_class(small, net, inputs, tmp_path / "own")
 
 
-@pytest.mark.parametrize("model", ["bert", "distilbert", "gpt2"])
-def test_even_models_are_read_by_their_own_class(model, tmp_path):
-    make, example = MODELS[model]
-    net, inputs = make().eval(), example()
+@pytest.mark.parametrize("make", [bert, distilbert, gpt2, qwen3, roberta])
+def test_even_models_are_read_by_their_own_class(make, tmp_path):
+    net, inputs = make().eval(), tokens()
     kill(net, heads=())
     check_own_class(vd.shrink(net, inputs).net, net, inputs, tmp_path)
 

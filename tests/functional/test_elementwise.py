@@ -141,11 +141,23 @@ def test_derivatives_of_the_gaussian_output():
     assert gradgradcheck(wave, arguments)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 5, 3, 4)])
-def test_an_output_over_positions_can_be_changed_in_place(shape):
-    layer = vd.convert(nn.Linear(4, 3), vd.sparse_vd())
+_IN_PLACE = [vd.sparse_vd(), vd.l0(), vd.bayes_by_backprop(estimator=vd.weight_sample)]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("recipe", _IN_PLACE, ids=["local", "gate", "weight_sample"])
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 5, 3, 4), (0, 3, 4)])
+def test_an_output_over_positions_can_be_changed_in_place(shape, recipe, training):
+    layer = vd.convert(nn.Linear(4, 3), recipe).train(training)
     x = torch.randn(shape, requires_grad=True)
     layer(x).relu_().sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_the_output_of_attention_can_be_changed_in_place():
+    layer = vd.convert(nn.MultiheadAttention(4, 2, batch_first=True), vd.l0())
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    layer(x, x, x)[0].relu_().sum().backward()
     assert x.grad.isfinite().all()
 
 

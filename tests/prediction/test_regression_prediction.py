@@ -189,6 +189,15 @@ def test_a_conformal_rule_is_for_the_mode_that_it_was_fitted_on(likelihood: vd.L
         (by_draws.classes if joined.classifies else by_draws.interval)(joined)
 
 
+@pytest.mark.parametrize("likelihood", [vd.Gaussian(0.1), vd.Values()])
+def test_the_interval_of_moments_is_exact_and_needs_no_draws(likelihood: vd.Gaussian) -> None:
+    x, level = torch.randn(3, 2, generator=torch.Generator().manual_seed(1)), 0.9
+    p = predict(noisy_line(), x, 4, mode="moments", likelihood=likelihood, keep=0)
+    for bound, tail in zip(p.interval(level), (0.05, 0.95), strict=True):
+        exact = torch.from_numpy(norm.ppf(tail, p.mean.double(), p.std.double())).float()
+        torch.testing.assert_close(bound, exact)
+
+
 def test_a_prediction_by_moments_is_not_rescaled() -> None:
     net = vd.convert(nn.Linear(4, 1), vd.bayes_by_backprop()).eval()
     given = {"mode": "moments", "likelihood": vd.Gaussian(0.5)}

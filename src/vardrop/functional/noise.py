@@ -107,4 +107,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     traced = torch.compiler.is_compiling() or in_transform() or in_forward_mode()
     if traced or not torch.is_grad_enabled() or is_sharded(weight):
         return functional.linear(x, weight, bias)
+    if x.dim() > 2 and x.is_contiguous():
+        # torch would return a view from inside the function, which cannot be changed in place.
+        rows = _Linear.apply(x.flatten(0, -2), weight, bias)
+        return rows.view(*x.shape[:-1], len(weight))
     return _Linear.apply(x, weight, bias)

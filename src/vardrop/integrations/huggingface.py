@@ -299,14 +299,15 @@ def _file_in(path: str | os.PathLike[str], name: str, options: Mapping[str, obje
 
 
 # Sizes that a config has once for all layers: the name, the layers with this size, its attribute.
-_UNITS = {
-    "bert": ("intermediate_size", "intermediate.dense", "out_features"),
+_UNITS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
     "distilbert": ("hidden_dim", "ffn.lin1", "out_features"),
     "gpt2": ("n_inner", "mlp.c_fc", "nf"),
-    "llama": ("intermediate_size", "mlp.gate_proj", "out_features"),
     "t5": ("d_ff", ".wo", "in_features"),
-    "vit": ("intermediate_size", "mlp.fc1", "out_features"),
 }
+# Of most other models, such as BERT, Llama, Qwen, Gemma, Mistral and ViT.
+_USUAL_UNITS = (
+    "intermediate_size", ("intermediate.dense", "mlp.gate_proj", "mlp.fc1"), "out_features"
+)  # fmt: skip
 # The same for heads, if the config has the width of a head. Their number is the size over it.
 _HEADS = {
     "llama": {"num_attention_heads": "self_attn.q_proj", "num_key_value_heads": "self_attn.k_proj"},
@@ -357,17 +358,16 @@ def fit_config(model: PreTrainedModel) -> PreTrainedModel:
 def _sizes(model: PreTrainedModel, kind: str) -> dict[str, int]:
     """The sizes for the config, from the first layer with each size."""
 
-    def first_size(layers: str, size: str) -> int:
-        matching = (m for name, m in model.named_modules() if name.endswith(layers))
-        return getattr(next(matching), size)
+    def layer_sizes(layers: str | tuple[str, ...], size: str) -> list[int]:
+        return [getattr(m, size) for name, m in model.named_modules() if name.endswith(layers)]
 
-    config, sizes = model.config, {}
-    if kind in _UNITS:
-        name, layers, size = _UNITS[kind]
-        sizes[name] = first_size(layers, size)
+    config = model.config
+    name, layers, size = _UNITS.get(kind, _USUAL_UNITS)
+    units = layer_sizes(layers, size)
+    sizes = {name: units[0]} if units and hasattr(config, name) else {}
     if kind in _HEADS:
         even_width = config.hidden_size // config.num_attention_heads
         width = config.d_kv if kind == "t5" else getattr(config, "head_dim", None) or even_width
-        sizes |= {n: first_size(at, "out_features") // width for n, at in _HEADS[kind].items()}
+        sizes |= {n: layer_sizes(at, "out_features")[0] // width for n, at in _HEADS[kind].items()}
         sizes |= {} if kind == "t5" else {"head_dim": width}
     return sizes

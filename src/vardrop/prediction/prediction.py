@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vardrop._core.checks import check_number
 from vardrop._core.errors import NotFiniteError, VardropError
-from vardrop.likelihoods import Likelihood, TeacherOutput, Values, entropy
+from vardrop.likelihoods import Gaussian, Likelihood, TeacherOutput, Values, entropy
 
 _BISECTIONS = 60
 _FEWEST = 16  # draws before a standard error is believed
@@ -150,7 +150,8 @@ class Prediction:
         """Central interval of the mixture of the kept draws.
 
         Regression: quantiles of 1/K sum_k N(mean_k, variance_k). Classification: quantiles of the
-        probability over the draws.
+        probability over the draws. With mode="moments" and noise that does not depend on the
+        input, the predictive distribution is the normal N(mean, std^2), and no draws are needed.
 
         Args:
             level: the probability inside the interval.
@@ -159,6 +160,9 @@ class Prediction:
             The bounds.
         """
         check_number("level", level, above=0, below=1)
+        if self.analytic and isinstance(self.likelihood, Gaussian | Values):
+            half = self.std * NormalDist().inv_cdf((1 + level) / 2)
+            return Interval(self.mean - half, self.mean + half)
         parts = self.likelihood.parts(self._require_draws())
         tails = (1 - level) / 2, (1 + level) / 2
         if parts.probs is not None or isinstance(self.likelihood, Values):

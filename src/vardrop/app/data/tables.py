@@ -7,7 +7,8 @@ import functools
 import math
 import shlex
 import zlib
-from collections.abc import Collection, Hashable
+from collections import Counter
+from collections.abc import Collection, Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -73,6 +74,8 @@ def read_table(
     parquet = path.suffix.lower() in _PARQUET
     try:
         table = pandas.read_parquet(path) if parquet else _read_csv(path, roles or Roles(), texts)
+    except VardropError:
+        raise
     except pandas.errors.EmptyDataError:
         raise VardropError(f"Expected {path} to hold a table, but it is empty.") from None
     except (OSError, ValueError, EOFError, NotImplementedError, zlib.error) as broken:
@@ -90,9 +93,13 @@ def check_frame(table: pandas.DataFrame, source: str) -> pandas.DataFrame:
     names = [str(name).strip() for name in table.columns]
     if len(table) == 0:
         raise VardropError(f"Expected {source} to have rows, but it has only names of columns.")
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise VardropError(f"Expected columns of {source} with different names, but got {twice}.")
+    _check_names(names, source)
     return table.set_axis(names, axis=1).reset_index(drop=True)
+
+
+def _check_names(names: Sequence[str], source: str) -> None:
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
+        raise VardropError(f"Expected columns of {source} with different names, but got {twice}.")
 
 
 def _read_csv(path: Path, roles: Roles, texts: Collection[str]) -> pandas.DataFrame:
@@ -104,6 +111,9 @@ def _read_csv(path: Path, roles: Roles, texts: Collection[str]) -> pandas.DataFr
             sep = roles.sep or _sniff(path, options)
             read_cells = functools.partial(read, path, sep=sep, skipinitialspace=True, **options)
             header = read_cells(nrows=0).columns
+            # pandas renames a second 'y' to 'y.1', which would be a copy of the target.
+            cells = read_cells(nrows=1, header=None, dtype=str, na_filter=False).iloc[0].str.strip()
+            _check_names([c for c in cells if c and not is_number(c)], str(path))
             types = {name: str for name in header if name.strip() in texts}
             return read_cells(dtype=types, low_memory=False, **numbers)
         except UnicodeError:  # of another encoding; a file without a byte-order mark is not UTF-16
