@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import vardrop as vd
 from vardrop._core.modules import clone_modules
 from vardrop._core.sharding import forward_method, is_model_sharded
+from vardrop.gates import check_functional_dropout
 
 
 def net() -> nn.Module:
@@ -171,7 +172,7 @@ def test_a_clone_starts_without_what_belongs_to_another_call() -> None:
     assert clone_modules(head)(torch.ones(1, 3)).shape == (1, 2)
 
 
-def test_clones_are_made_while_another_thread_switches_the_noise() -> None:
+def test_models_are_cloned_and_checked_while_another_thread_switches_the_noise() -> None:
     layers = [nn.Linear(4, 4) for _ in range(20)]
     model, stop = vd.convert(nn.Sequential(*layers), vd.sparse_vd()), threading.Event()
 
@@ -185,8 +186,12 @@ def test_clones_are_made_while_another_thread_switches_the_noise() -> None:
     try:
         with ThreadPoolExecutor() as threads:
             switching = threads.submit(switch)
-            clones = [clone_modules(model) for _ in range(200)]
-            stop.set()
+            try:
+                clones = [clone_modules(model) for _ in range(200)]
+                for _ in range(500):
+                    check_functional_dropout(model, torch.zeros(1, 4))
+            finally:
+                stop.set()
             switching.result()
     finally:
         sys.setswitchinterval(interval)

@@ -75,7 +75,7 @@ def check_functional_dropout(net: nn.Module, x: Any) -> None:
         net.net if isinstance(net, PickOutput) else net
     )  # what is picked may differ in training mode
     modules = list(net.modules())
-    seen = [(type(m), [v for v in vars(m).values() if type(v) is float]) for m in modules]
+    seen = [(type(m), [v for v in list(vars(m).values()) if type(v) is float]) for m in modules]
     if _CHECKED.get(net) == seen:
         return
     custom = any(map(is_custom, modules))
