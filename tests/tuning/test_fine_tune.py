@@ -221,7 +221,7 @@ def test_an_interrupt_leaves_the_modes_and_a_model_that_predicts(capsys):
     data = type("Data", (), {"__iter__": lambda self: next(reads)})()
     with pytest.raises(KeyboardInterrupt):
         vd.fine_tune(net, data, progress=True)
-    assert "fine_tune: 4/12" in capsys.readouterr().err
+    assert "fine_tune: 4/24" in capsys.readouterr().err
     assert not any(module.training for module in net.modules())
     assert vd.predict(net, x[:5]).probs.isfinite().all()
 

@@ -73,7 +73,7 @@ def fine_tune(
     A plain model is trained with `loss` and `optimizer`, for one epoch by default. Weights at zero
     stay at zero, and the model is returned.
 
-    A noisy model is trained with its ELBO, for three epochs by default: Adam, one cycle of the
+    A noisy model is trained with its ELBO, for six epochs by default: Adam, one cycle of the
     learning rate, and 0.01 of the KL. The full KL costs likelihood if there are many weights and
     few epochs. The noise has its own learning rate, 100 times `lr`, because log sigma^2 has to
     change by several units in few steps. Multiplicative noise that still has its initial value
@@ -134,7 +134,7 @@ def fine_tune(
     check_number("lr", lr, above=0)
     if validation is not None:
         check_batch(validation, "`validation`")
-    sizes, epochs = [len(y) for _, y in data], epochs or 3
+    sizes, epochs = [len(y) for _, y in data], epochs or 6
     if not sizes:
         raise VardropError("Expected `data` to give batches, but got none.")
     elbo = ELBO(net, Categorical() if likelihood is None else likelihood, sum(sizes), beta)
