@@ -17,6 +17,7 @@ from rich.table import Table
 from experiments import (
     cifar,
     concrete,
+    demo,
     estimators,
     gal,
     gap,
@@ -93,6 +94,7 @@ FUNCTIONS: dict[str, Function] = {
         packing.compare_packing,
         lee_dropmax.tuned_heads,
         estimators.compare_estimators,
+        demo.compare_demo,
         gap.score_gap,
         text.character_lstm,
         text.smaller_transformer,

@@ -42,7 +42,7 @@ class Row(NamedTuple):
     Args:
         predict: predictions of inputs.
         bytes: the size of its file.
-        seconds: of all trainings that it needs, including the choice of its settings.
+        seconds: CPU seconds of all trainings that it needs, including the choice of its settings.
     """
 
     predict: Callable[[Tensor], Prediction]
@@ -148,10 +148,10 @@ def train_rows(seed: int, data: Images, validation: Images) -> Iterator[tuple[st
         validation: the digits for all choices.
     """
     size = 4 * sum(p.numel() for p in make_net().parameters())
-    start = time.perf_counter()
+    start = time.process_time()
 
     def row(name: str, predictor: Callable[..., Prediction], count: int = size) -> tuple[str, Row]:
-        return name, Row(predictor, count, time.perf_counter() - start)
+        return name, Row(predictor, count, time.process_time() - start)
 
     plain = fit(data, seed)
     yield row(PLAIN, mean_predictor(plain))
@@ -159,19 +159,19 @@ def train_rows(seed: int, data: Images, validation: Images) -> Iterator[tuple[st
     yield row(TEMPERATURE, mean_predictor(plain, temperature))
     others = [fit(data, 1000 * k + seed) for k in range(1, _MEMBERS)]
     yield row(ENSEMBLE, Ensemble([plain, *others]), _MEMBERS * size)
-    start = time.perf_counter()
+    start = time.process_time()
     decayed = [Candidate(fit(data, seed, decay), decay, size) for decay in _DECAYS]
     chosen = choose(decayed, validation)
     yield row(DECAY, mean_predictor(chosen.net))
     pruned = [prune_magnitudes(chosen.net, kept, chosen.setting, data) for kept in _KEPT]
     small = choose(pruned, validation)
     yield row(PRUNED, mean_predictor(small.net), small.bytes)
-    start = time.perf_counter()
+    start = time.process_time()
     recipe = bayes_by_backprop(Normal(learned=True))
     noisy = [Candidate(fit(data, seed, 0.0, recipe, b), b, 2 * size) for b in _KL_WEIGHTS]
     bayes = choose(noisy, validation, noisy_predictor)
     yield row(BAYES, noisy_predictor(bayes.net), bayes.bytes)
-    start = time.perf_counter()
+    start = time.process_time()
     sparse = [(b, fit(data, seed, 0.0, sparse_vd(), b)) for b in _SPARSE_KL_WEIGHTS]
     files = [packed(shrink(net, validation.x), b) for b, net in sparse]
     smallest = choose(files, validation)
