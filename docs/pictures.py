@@ -1,6 +1,6 @@
 """Draw the plots of the theory page and of the README.
 
-python -m docs.pictures [NAME ...]     writes docs/images/NAME.png
+python -m docs.pictures [NAME ...]     writes docs/images/NAME.png, and summary.svg
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import nn
 
 import vardrop as vd
 from experiments.diagnostics import gradient_variance, permute_variances
+from vardrop.app.demo.digits import STRENGTHS
+from vardrop.app.demo.models import DECAY, PRUNED, ROWS
 from vardrop.tuning import train
 
 mpl.use("Agg")
@@ -171,24 +173,33 @@ def _results(name: str) -> dict[str, Any]:
 
 
 def summary() -> Any:
-    """The README: log loss on corrupted digits, and bytes of LeNet-5, from the stored results."""
-    figure, (left, right) = _axes(2, 9, 3)
-    results, strengths = _results("shift/mnist"), (0, 1, 3, 5)
-    colors = {"deterministic": GREY, "ensemble of 5": ORANGE, "sparse VD": "tab:green"}
-    for method, color in (colors | {"Bayes by Backprop": BLUE}).items():
-        keys = ["clean" if s == 0 else f"strength {s}" for s in strengths]
-        scores = [results[f"NLL, {key}, {method}"] for key in keys]
-        means, errors = zip(*((r["mean"], r["standard_error"]) for r in scores), strict=True)
-        left.errorbar(strengths, means, yerr=errors, fmt="o-", color=color, label=method)
-    left.set(xlabel="strength of the corruption", ylabel="log loss", xticks=strengths)
-    left.set(title="Corrupted MNIST digits")
-    left.legend()
-    files = {"sparse VD, packed": "louizos/lenet5", "random code": "havasi/lenet5"}
-    sizes = {"plain": 4 * 431_080} | {k: _results(v)["bytes"]["mean"] for k, v in files.items()}
-    bars = right.barh(list(sizes), list(sizes.values()), color=[GREY, BLUE, BLUE])
-    right.bar_label(bars, [f"{size:,.0f}" for size in sizes.values()], padding=3)
-    right.set(xscale="log", xlim=(300, 3e7), xlabel="bytes", title="LeNet-5 on MNIST")
-    right.invert_yaxis()
+    """The README: the rows of the demo on corrupted digits, and their files.
+
+    Grey text on a transparent background is legible in light and dark mode.
+    """
+    results, names = _results("demo/digits"), {}
+    ink = "#7d8590"
+    colors = ("tab:grey", "tab:brown", "tab:purple", "tab:green", "tab:olive", BLUE, ORANGE)
+    for name in ROWS:
+        names[name] = f"{DECAY} {name}" if name == PRUNED else name.replace("+", "plain +")
+    inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    with mpl.rc_context(dict.fromkeys(inked, ink)):
+        figure, (top, bottom) = plt.subplots(2, figsize=(4.6, 6.6), layout="constrained")
+        for row, color in zip(ROWS, colors, strict=True):
+            keys = ["clean NLL", *(f"NLL at strength {s}" for s in STRENGTHS)]
+            scores = [results[f"{key}, {row}"] for key in keys]
+            means, errors = zip(*((r["mean"], r["standard_error"]) for r in scores), strict=True)
+            top.errorbar((0, *STRENGTHS), means, errors, fmt="o-", ms=3, color=color)
+            size, quality = (results[f"{key}, {row}"] for key in ("file kB", "corr. acc %"))
+            bottom.errorbar(size["mean"], quality["mean"], quality["standard_error"],
+                            fmt="o", color=color, label=names[row])  # fmt: skip
+        top.set(xlabel="strength of the corruption", ylabel="NLL (lower is better)")
+        bottom.set(xscale="log", xlabel="file size in kB", ylabel="accuracy on corrupted digits, %")
+        for ax in (top, bottom):
+            ax.set_facecolor("none")
+            ax.spines[["top", "right"]].set_visible(False)
+        figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
+        figure.patch.set_alpha(0)
     return figure
 
 
@@ -198,6 +209,7 @@ if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     for name in sys.argv[1:] or PICTURES:
         drawn = PICTURES[name]()
-        drawn.savefig(IMAGES / f"{name}.png", dpi=120)
+        path = IMAGES / f"{name}.{'svg' if name == 'summary' else 'png'}"
+        drawn.savefig(path, dpi=120)
         plt.close(drawn)
-        print(IMAGES / f"{name}.png")
+        print(path)

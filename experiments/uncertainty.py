@@ -22,6 +22,7 @@ from experiments.trainings import Watch, images
 from vardrop import metrics
 from vardrop.conversion import convert
 from vardrop.likelihoods import Categorical, Likelihood
+from vardrop.noisy import has_noise
 from vardrop.prediction import FeatureDistance, Prediction, calibrate, predict
 from vardrop.priors import Normal
 from vardrop.recipes import bayes_by_backprop, mc_dropout, sparse_vd
@@ -34,8 +35,52 @@ _Pair = tuple[Tensor, Tensor]
 _Model = tuple[nn.Module, Any, int]  # a model, its likelihood, how many draws it needs
 
 
+class LeNet(nn.Module):
+    """Two convolutions with max pooling and two dense layers, for images (N, 1, 28, 28)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 20, 5), nn.Conv2d(20, 50, 5)
+        self.relu, self.pool = nn.ReLU(inplace=True), nn.MaxPool2d(2)
+        self.dense, self.last = nn.Linear(800, 128), nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.relu(self.conv2(self.pool(self.relu(self.conv1(x))))))
+        return self.last(self.relu(self.dense(x.flatten(1))))
+
+
+class Depthwise(nn.Module):
+    """Three pairs of depthwise and pointwise convolutions, for images (N, 1, 28, 28)."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        widths = (width, 2 * width, 3 * width, 4 * width)
+        self.stem = nn.Sequential(*_normalized(nn.Conv2d(1, width, 3, 2, 1, bias=False)))
+        layers: list[nn.Module] = []
+        for inputs, outputs, stride in zip(widths, widths[1:], (1, 2, 1), strict=False):
+            depthwise = nn.Conv2d(inputs, inputs, 3, stride, 1, groups=inputs, bias=False)
+            layers += _normalized(depthwise)
+            layers += _normalized(nn.Conv2d(inputs, outputs, 1, bias=False))
+        self.blocks, self.last = nn.Sequential(*layers), nn.Linear(widths[-1], 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+def _normalized(conv: nn.Conv2d) -> list[nn.Module]:
+    return [conv, nn.BatchNorm2d(conv.out_channels), nn.ReLU(inplace=True)]
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "resnet": ResNet,
+    "lenet": LeNet,
+    "depthwise": Depthwise,
+}
+
+
 def tuned_resnet(
     seed: int,
+    model: str = "resnet",
     examples: int = 30_000,
     dense_epochs: int = 3,
     epochs: int = 3,
@@ -59,7 +104,7 @@ def tuned_resnet(
     held = everything.x[later], everything.y[later]
     digits = images("mnist", "test", tested).x
     parts = Seed(seed, watch or Watch(), 10 if baselines else 7)
-    start = parts.trained(_new(seed), lambda n: train(n, x, y, dense_epochs, lr, seed))
+    start = parts.trained(_new(model, seed), lambda n: train(n, x, y, dense_epochs, lr, seed))
 
     def scored(net: nn.Module, likelihood: Any, draws: int) -> Part:
         return _scores(partial(_predicted, net, likelihood, draws), (test.x, test.y), digits)
@@ -85,14 +130,18 @@ def tuned_resnet(
         return net, Categorical(), samples
 
     def tuned(recipe: Any, beta: float) -> _Model:
+        return tune(recipe, epochs=epochs, lr=lr, beta=beta)
+
+    def tune(recipe: Any, **options: Any) -> _Model:
         net = convert(copy.deepcopy(start), recipe)
-        elbo = fine_tune(net, _Shuffled(x, y), epochs=epochs, validation=held, lr=lr, beta=beta)
-        return elbo.net, elbo.likelihood, samples
+        elbo = fine_tune(net, _Shuffled(x, y), validation=held, **options)
+        return elbo.net, elbo.likelihood, samples if has_noise(elbo.net) else 0
 
     def together(decay: float) -> Part:
         total = dense_epochs + epochs
         others = [
-            train(_new(100 * seed + k), x, y, total, lr, seed + k, decay) for k in range(1, members)
+            train(_new(model, 100 * seed + k), x, y, total, lr, seed + k, decay)
+            for k in range(1, members)
         ]
         nets = [plain(decay=decay), *others]
         return _scores(lambda z: [_predicted(n, Categorical(), 0, z) for n in nets],
@@ -117,6 +166,7 @@ def tuned_resnet(
     }
     if baselines:
         makers |= {
+            "fine_tune": lambda: scored(*tune(bayes_by_backprop())),
             "weight decay": lambda: scored(*best(_DECAYS, decayed)),
             f"ensemble of {members}, weight decay": best_together,
             "feature distance": distance,
@@ -133,8 +183,8 @@ def _seeded(make: Callable[[], Any], seed: int) -> Any:
         return make()
 
 
-def _new(seed: int) -> nn.Module:
-    return _seeded(ResNet, seed).to(memory_format=torch.channels_last)  # type: ignore[no-any-return]
+def _new(model: str, seed: int) -> nn.Module:
+    return _seeded(MODELS[model], seed).to(memory_format=torch.channels_last)  # type: ignore[no-any-return]
 
 
 class _Shuffled:
@@ -149,8 +199,11 @@ class _Shuffled:
 
 
 def _with_dropout(net: nn.Module, rate: float) -> nn.Module:
-    """The net with dropout after each of its blocks, the last of them before the last layer."""
+    """The model with dropout after each block, or before the last layer if it has no blocks."""
     twin: Any = copy.deepcopy(net)
+    if not isinstance(twin, ResNet):
+        twin.last = nn.Sequential(nn.Dropout(rate), twin.last)
+        return twin  # type: ignore[no-any-return]
     blocks = [nn.Sequential(block, nn.Dropout(rate)) for block in twin.blocks]
     twin.blocks = nn.Sequential(*blocks)
     return twin
@@ -169,12 +222,15 @@ def _nll(model: _Model, validation: _Pair) -> float:
 
 
 def _scores(predicted: Callable[[Tensor], Any], test: _Pair, digits: Tensor) -> Part:
-    def probs(x: Tensor) -> Tensor:
+    def probs(x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean probabilities and mutual information."""
         found = predicted(x)
         members = found if isinstance(found, list) else [found]
-        return torch.stack([p.probs for p in members]).mean(0)
+        mean = torch.stack([p.probs for p in members]).mean(0)
+        inner = [entropy(p.probs) if p.epistemic is None else p.aleatoric for p in members]
+        return mean, entropy(mean) - torch.stack(inner).mean(0)
 
-    known, other = probs(test[0]), probs(digits)
+    (known, information), (other, other_information) = probs(test[0]), probs(digits)
     wrong = known.argmax(1) != test[1]
     doubt = 1 - known.amax(1)
 
@@ -187,4 +243,5 @@ def _scores(predicted: Callable[[Tensor], Any], test: _Pair, digits: Tensor) -> 
         "ECE": float(metrics.ece(known, test[1])),
         "AUROC of errors": float(metrics.auroc(doubt[~wrong], doubt[wrong])),
         "AUROC of digits": float(metrics.auroc(entropy(known), entropy(other))),
+        "AUROC of digits by information": float(metrics.auroc(information, other_information)),
     }

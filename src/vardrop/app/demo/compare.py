@@ -46,7 +46,8 @@ COLUMNS = {
 }
 _LEGEND = (
     "Mean ± standard error over {} test sets; * marks the best mean. corr.: mean of 7 corruptions "
-    "at 5 strengths. AUROC: photographs detected by entropy. train s: CPU seconds, with the choice of settings."
+    "at 5 strengths. AUROC: photographs detected by entropy. train s: CPU seconds, with the choice "
+    "of settings."
 )
 _PAIRS = ((SPARSE, PLAIN), (SPARSE, PRUNED), (BAYES, ENSEMBLE), (BAYES, DECAY))
 
