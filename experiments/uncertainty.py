@@ -222,6 +222,9 @@ def _nll(model: _Model, validation: _Pair) -> float:
 
 
 def _scores(predicted: Callable[[Tensor], Any], test: _Pair, digits: Tensor) -> Part:
+    def entropy(p: Tensor) -> Tensor:
+        return -(p * p.clamp(min=1e-30).log()).sum(1)
+
     def probs(x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean probabilities and mutual information."""
         found = predicted(x)
@@ -233,9 +236,6 @@ def _scores(predicted: Callable[[Tensor], Any], test: _Pair, digits: Tensor) -> 
     (known, information), (other, other_information) = probs(test[0]), probs(digits)
     wrong = known.argmax(1) != test[1]
     doubt = 1 - known.amax(1)
-
-    def entropy(p: Tensor) -> Tensor:
-        return -(p * p.clamp(min=1e-30).log()).sum(1)
 
     return {
         "accuracy": 100 * float(metrics.accuracy(known, test[1])),
