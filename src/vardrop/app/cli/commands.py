@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shlex
 import sys
@@ -40,17 +41,29 @@ bayes_by_backprop with a learned prior for tables and sparse_vd for images."""
 _DROP = f"""Largest loss on validation data: of accuracy ({MAX_DROPS["accuracy"]} by default), or as
 a fraction of the RMSE ({MAX_DROPS["rmse"]} by default)."""
 _OOD = f"An out-of-distribution image set: {', '.join(OUT_OF_DISTRIBUTION)}. May be repeated."
+_OPTION = "An option of the recipe, such as drop_rate=0.2. May be repeated."
 _SERVING = "Functions drawn in advance, one pass of mean and variance, or draws by the runtime."
 _COMPARED = "The directories of two or more runs, or the data if --recipes is used."
 _COMPARISON = "A directory for the table and picture, and with --recipes for the runs."
 _DATA_NAMES = o.complete(DATASETS)
 
-app = typer.Typer(name="vardrop", rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="vardrop",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"max_content_width": 100},
+)
 
 
 def command(*examples: str) -> Callable[[o.Command], o.Command]:
     """Register a command, with examples to copy at the end of its help."""
-    return app.command(epilog="\n".join(["\b", "Examples:", *(f"  {line}" for line in examples)]))
+    epilog = "\n".join(["\b", "Examples:", *(f"  {line}" for line in examples)])
+
+    def register(function: o.Command) -> o.Command:
+        summary = (inspect.getdoc(function) or "").partition("\n\n")[0]
+        return app.command(cls=o.GroupedCommand, short_help=summary, epilog=epilog)(function)
+
+    return register
 
 
 @app.callback(epilog="Example: vardrop fit digits --net lenet5 --out runs/a")
@@ -84,7 +97,7 @@ def demo(
 
 @command("vardrop methods")
 def methods(json: o.JSON = False) -> None:
-    """List the named methods, one line each, with the paper."""
+    """Recommend a method for each purpose, and list all methods with their papers."""
     printing.methods(runs.methods(), json)
 
 
@@ -103,7 +116,7 @@ def fit(
     recipe: Annotated[
         MaybeText, Option(help=_METHODS, autocompletion=o.complete([*METHODS, "none"]))
     ] = None,
-    option: Annotated[MaybeTexts, Option(help="Of the recipe: drop_rate=0.2; repeatable.")] = None,
+    option: Annotated[MaybeTexts, Option(help=_OPTION, metavar="<name=value>")] = None,
     out: Annotated[MaybePath, Option(help="A directory; runs/<data>-<number> by default.")] = None,
     validation: o.VALIDATION = None,
     test: o.TEST = None,

@@ -36,12 +36,17 @@ def _print_event(event: str, run: Run, content: Mapping[str, Any]) -> None:
 
 
 def methods(listed: Sequence[Method], as_json: bool) -> None:
-    """Print the named methods, one line each."""
+    """Print the recommended methods, then all of them with their papers."""
+    if as_json:
+        return print("\n".join(json.dumps(method._asdict()) for method in listed))
     width = max(len(method.name) for method in listed)
+    print("Recommended:")
+    for method in filter(lambda method: method.use, listed):
+        print(f"  {method.name:<{width}}  {method.use}")
+    print("\nAll methods:")
     for method in listed:
-        paper = f" [{method.paper}]" if method.paper else ""
-        text = f"{method.name:<{width}}  {method.summary}{paper}"
-        print(json.dumps(method._asdict()) if as_json else text)
+        lines = filter(None, [f"{method.name:<{width}}  {method.summary}", method.paper])
+        print("  " + f"\n{'':{width + 4}}".join(lines))
 
 
 def run(run: Run, as_json: bool) -> None:

@@ -22,7 +22,7 @@ from vardrop.app.runs.fit import fit, resume
 from vardrop.app.runs.models import method_named
 from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.score_texts import BOUNDS, number
-from vardrop.app.store import StoredRun, read_run
+from vardrop.app.store import StoredRun, method_name, read_run
 from vardrop.metrics.intervals import Estimate, repetition_estimate
 from vardrop.recipes import BaseRecipe
 
@@ -131,8 +131,6 @@ def _methods(recipes: Sequence[Method] | Mapping[str, Method]) -> dict[str, Meth
 
 
 def _name(method: Method) -> str:
-    from vardrop.app.report.summary import method_name
-
     return method_name(to_json(method) if isinstance(method, BaseRecipe) else method)
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.rng import preserve_rng
+from vardrop._core.values import to_json
 from vardrop.app.data import About, Roles, describe
 from vardrop.app.data.preprocessing import Task, label
 from vardrop.app.data.splits import with_class_weight
@@ -28,7 +29,8 @@ from vardrop.app.runs.run import Run, fresh_net, load_same_data
 from vardrop.app.runs.run_callbacks import ProgressBar, RunCallback, on_terminal
 from vardrop.app.runs.settings import Settings
 from vardrop.app.runs.training import read_phase
-from vardrop.app.runs.trials import FitJob, run_fit_job
+from vardrop.app.runs.trials import FitJob, estimate_seconds, run_fit_job
+from vardrop.app.store import method_name
 from vardrop.conversion import convert
 from vardrop.recipes import BaseRecipe, HeadRecipe
 
@@ -121,10 +123,30 @@ def fit(
         with new_directory(path, force) if world.first else nullcontext():
             if world.first:
                 config.write(path)
-            if world.first and callback is not None and dataset.preprocessing is not None:
-                reading = source if is_table(source.name) else None
-                callback.describe(describe(dataset.preprocessing, reading))
-            return _finish(FitJob(config, path, dataset, model, world), callback, progress)
+            job = FitJob(config, path, dataset, model, world)
+            if world.first and callback is not None:
+                callback.describe(_describe_job(job))
+            return _finish(job, callback, progress)
+
+
+def _describe_job(job: FitJob) -> str:
+    """The data, the task, the model, the method, the directory and the expected time of a fit."""
+    config, about, columns = job.config, job.config.about, job.data.preprocessing
+    sizes = ", ".join(f"{count:,} {part}" for part, count in about.sizes.items() if count)
+    seconds, epochs = estimate_seconds(job), config.settings.epochs
+    span = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+    lines = {
+        "data": f"{about.name}, examples: {sizes}",
+        "task": f"{about.task}, {len(about.classes)} classes" if about.classes else about.task,
+        "model": f"{config.net}, {sum(p.numel() for p in job.net.parameters()):,} parameters",
+        "method": method_name(None if config.method is None else to_json(config.method)),
+        "output": job.path,
+        "time": f"about {span} for {epochs} epochs on {job.world.device}, trials included",
+    }
+    texts = [f"{name:<8}{text}" for name, text in lines.items()]
+    if columns is not None:
+        texts.append(describe(columns, config.data if is_table(config.data.name) else None))
+    return "\n".join(texts)
 
 
 def _describe_source(
