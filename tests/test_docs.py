@@ -1,11 +1,10 @@
-"""The examples of the README and of docs/ run, and the numbers of pages match their result files."""
+"""The examples of the README and of docs/ run and print what the pages show; numbers match files."""
 
 import importlib.util
 import json
 import os
 import re
 import resource
-import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,10 +12,10 @@ from types import ModuleType
 from unittest import mock
 
 import pytest
+from docs import outputs
 
 import vardrop as vd
 from tests.running import ROOT, TORCHRUN, python
-from vardrop.app.cli import main
 from vardrop.app.runs import METHODS
 
 GENERATED = ("reference", "results", "tutorials")  # they have their own tests
@@ -28,17 +27,6 @@ PROSE = {"results"}  # pages without examples
 SLOW = {"README", "choose", "evaluate", "fit", "serve", "slim"}
 NEEDS = {"huggingface": "transformers"}  # by page
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
-def run_commands(text):
-    for line in text.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        if words:
-            assert words[0] == "vardrop", line
-            with pytest.raises(SystemExit) as exit_:
-                main(words[1:])
-            assert exit_.value.code == 0, line
 
 
 def test_the_table_of_methods_is_complete_and_its_calls_are_methods():
@@ -110,14 +98,23 @@ def test_the_examples_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     if page.stem in NEEDS:
         pytest.importorskip(NEEDS[page.stem])
-    blocks = BLOCK.findall(page.read_text())
-    assert bool(blocks) != (page.stem in PROSE), f"{page.name}: examples"
+    assert bool(outputs.BLOCK.search(page.read_text())) != (page.stem in PROSE), "examples"
+    differences = []
     with mock.patch.dict(METHODS):  # a page may register a method
-        for language, text in blocks:
-            if language == "sh":
-                run_commands(text)
-            else:
-                exec(compile(text, page.name, "exec"), vars(module))
+        for source, shown, printed in outputs.run_page(page, module):
+            if shown and (difference := outputs.compare(shown, printed)):
+                differences.append(f"{difference}, after:\n{source}")
+    assert differences == []
+
+
+def test_outputs_that_differ_are_found():
+    assert outputs.compare("a 1.00\nb 2,000\n", "a 1.01\n\nb  2,001\n") == ""
+    assert outputs.compare("a 1.00\n", "a 1.30\n") == "a 1.00 is now a 1.30"
+    assert outputs.compare("accuracy 0.95\n", "precision 0.95\n") != ""
+    assert outputs.compare("a\n", "a\nb\n") == "b is not shown"
+    assert outputs.compare("a\n…\nz\n", "a\nb\nc\n") == "z is now missing"
+    assert outputs.compare("x  seconds\n3  0.5\n", "x  seconds\n3  9.5\n") == ""
+    assert outputs.compare("x  seconds\n3  0.5\n", "x  seconds\n4  0.5\n") != ""
 
 
 # The site builds without a warning, and its pages open from disk with nothing from elsewhere.

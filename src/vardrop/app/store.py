@@ -84,24 +84,16 @@ class StoredRun:
         types = {row.get("name"): row.get("kind") for row in self.results.get("layers") or []}
         return f"{types.get(layer) or 'layer'} {layer}" if layer.isdigit() else layer
 
-    def layers(self, prefix: str) -> dict[str, Tensor]:
-        """The arrays called `<prefix>.<layer>` by layer, in the order of the model."""
-        arrays = self.sets(prefix, ".")
-        # The file has no order. The history lists the layers in the order of the model.
-        order = list((self.history[-1].get("sparsity") or {}) if self.history else ())
-        rank = {name: i for i, name in enumerate(order)}
-        return {k: arrays[k] for k in sorted(arrays, key=lambda k: rank.get(k, len(rank)))}
-
     def fractions(self) -> dict[str, float]:
         """The fraction of the weights of each layer that pruning removes."""
-        pruned = self.layers("weight_pruned")
-        if not pruned and self.history:
+        rows = [row for row in self.results.get("layers") or [] if row.get("removed") is not None]
+        if not rows and self.history:
             return dict(self.history[-1].get("sparsity") or {})
-        return {name: float((w == 0).double().mean()) for name, w in pruned.items()}
+        return {str(row["name"]): float(row["removed"]) for row in rows}
 
-    def sets(self, prefix: str, separator: str = "_") -> dict[str, Tensor]:
-        """The arrays called `<prefix><separator><name>`, by name."""
-        start = prefix + separator
+    def sets(self, prefix: str) -> dict[str, Tensor]:
+        """The arrays called `<prefix>_<name>`, by name."""
+        start = f"{prefix}_"
         names = sorted(name for name in self.arrays if name.startswith(start))
         return {name.removeprefix(start): self.arrays[name] for name in names}
 

@@ -19,6 +19,7 @@ from tests.running import python
 from vardrop._core.files import with_checksum
 from vardrop.app.cli import main
 from vardrop.app.runs import Settings
+from vardrop.app.runs.models import RECOMMENDED
 
 
 def test_the_commands_of_a_day(folder, capsys):
@@ -98,8 +99,9 @@ def test_tensorboard_goes_into_the_directory_of_the_run(tmp_path):
 
 
 def test_methods_are_listed_with_papers(capsys):
-    lines = printed(capsys, "methods").out.splitlines()
-    assert any(line.startswith("sparse_vd") and "Molchanov" in line for line in lines)
+    recommended, _, every = printed(capsys, "methods").out.partition("All methods:")
+    assert {line.split()[0] for line in recommended.splitlines()[1:] if line} == set(RECOMMENDED)
+    assert re.search(r"sparse_vd .*\n +Molchanov", every)
     assert json.loads(printed(capsys, "methods", "--json").out.splitlines()[0])["name"] == "ard"
 
 
@@ -109,6 +111,19 @@ COMMANDS = ("demo", "methods", "fit", "predict", "evaluate", "compress", "compar
 @pytest.mark.parametrize("command", [*COMMANDS, "report", "reproduce"])
 def test_help_has_an_example(command, capsys):
     assert f"vardrop {command}" in printed(capsys, command, "--help").out.rsplit("Example", 1)[1]
+
+
+HELP_GROUPS = "Arguments", "Main options", "Data", "Model and method", "Training"
+
+
+def test_summaries_are_complete_and_long_helps_have_groups(capsys):
+    out = printed(capsys, "--help").out
+    assert "..." not in out.partition("Commands:")[2]
+    for command in ("fit", "compare"):
+        titles = re.findall(r"^(\w[\w ]*):$", printed(capsys, command, "--help").out, re.MULTILINE)
+        assert titles == [*HELP_GROUPS, "Options"]
+    main = printed(capsys, "fit", "--help").out.partition("Main options:")[2].partition("\n\n")[0]
+    assert main.count("\n  --") == 10
 
 
 def test_every_setting_is_an_option_with_its_help_and_default(capsys):

@@ -74,7 +74,7 @@ def _print_scores(head: str, scored: Mapping[str, Any]) -> None:
     columns = score_columns(scored)
     table = Table("score", *(Column(name, justify="right") for name in columns), "better")
     lines = [
-        (title(name), name, [number(scores.get(name)) for scores in columns.values()])
+        (title(name), name, [number(s[name]) if name in s else "" for s in columns.values()])
         for name in next(iter(columns.values()), {})
     ]
     gaps = [""] * (len(columns) - 1)

@@ -72,7 +72,7 @@ class Comparison:
         return list(scores)
 
     def difference_text(self, model: str, score: str) -> str:
-        """The difference of a model from the first one, with "better" or "worse" if it is clear."""
+        """The difference of a model from the first one, and whether it is better or worse."""
         difference = self.differences.get(model, {}).get(score)
         if difference is None:
             return ""

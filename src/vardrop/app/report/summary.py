@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from vardrop.app.report.comparison import Comparison
 from vardrop.app.score_texts import (
     MODEL,
     estimate_text,
@@ -30,9 +31,17 @@ def describe(run: StoredRun) -> str:
     )
 
 
-def verdict(run: StoredRun, scores: Mapping[str, Estimate]) -> list[tuple[str, str]]:
+def verdict(name: str, run: StoredRun, compared: Comparison) -> list[tuple[str, str]]:
     """The main results, each in a few words and a sentence."""
-    return [_quality(run, scores), *_against_plain(run), *_compression(run)]
+    first, against = compared.reference, compared.differences.get(name, {})
+    main = [score for score in compared.select() if score in against]
+    words = [(judge_difference(score, against[score]), title(score)) for score in main]
+    clear = ", ".join(f"{word} in {score}" for word, score in words if word)
+    head = f"{clear} than {first}" if clear else f"no clear difference from {first}"
+    text = "; ".join(f"{title(score)} {compared.difference_text(name, score)}" for score in main)
+    quality = _quality(run, compared.scores[name])
+    compared_with_first = [(head, f"on test data: {text}.")] if main else []
+    return [quality, *compared_with_first, *_against_plain(run), *_compression(run)]
 
 
 def _quality(run: StoredRun, scores: Mapping[str, Estimate]) -> tuple[str, str]:
@@ -44,7 +53,7 @@ def _quality(run: StoredRun, scores: Mapping[str, Estimate]) -> tuple[str, str]:
     name = next((n for n in metrics if n != "nll"), "nll")
     text = "on test data" if run.results.get("metrics") else "on held-out examples"
     for label, other in columns.items():
-        text += f"; {label}: {number(other.get(name))}"
+        text += f"; {label}: {number(other[name])}" if name in other else ""
     score = estimate_text(scores[name]) if name in scores else number(metrics[name])
     return f"{title(name)} {score}", f"{text}."
 
@@ -70,7 +79,9 @@ def _compression(run: StoredRun) -> list[tuple[str, str]]:
     weights, macs = (stored[f"{k}_after"] / stored[f"{k}_before"] for k in ("weights", "macs"))
     before, after = (number(stored[f"test_score_{when}"]) for when in ("before", "after"))
     head = f"{weights:.1%} of the weights and {macs:.1%} of the multiplications left"
-    text = f"after compression; {title(stored['score'])} on test data {before} to {after}."
+    packed = stored.get("packed_bytes")
+    size = f"; packed file: {packed:,} bytes" if packed else ""
+    text = f"after compression; {title(stored['score'])} on test data {before} to {after}{size}."
     return [(head, text)]
 
 

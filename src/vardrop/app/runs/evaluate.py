@@ -25,7 +25,7 @@ from vardrop.compression import zero_pruned_weights
 from vardrop.gates import Gate
 from vardrop.layers import Variational
 from vardrop.metrics.validate import weighted_mean
-from vardrop.noisy import has_noise, relevance, tensor_name
+from vardrop.noisy import has_noise, relevance
 
 if TYPE_CHECKING:
     import pandas
@@ -74,7 +74,7 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> Record
         "known": _summarize_targets(run),
         "held_out": {} if choice is None else choice.to_json(),
         "against": {} if choice is None else choice.against(),
-        "layers": _layers(run.net),
+        "layers": describe_layers(run.net),
         "metrics": {},
         "notes": [_UNTESTED, *_notes(run)],
     }
@@ -102,7 +102,7 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> Record
             content["ood"] = {**content["ood"], name: areas}
     elif ood:
         raise VardropError(f"OOD detection needs test rows. {_UNTESTED}")
-    write_tensors(run.directory / "arrays.safetensors", {**_layer_arrays(run.net), **arrays})
+    write_tensors(run.directory / "arrays.safetensors", arrays)
     run.keep(content)
     return run.results
 
@@ -146,30 +146,31 @@ def _notes(run: Run) -> list[str]:
     return [] if run.config.settings.class_weight is None else [_WEIGHED]
 
 
-def _layers(net: nn.Module) -> list[Record]:
-    """Name, type and number of weights of each layer, without biases."""
+@torch.no_grad()
+def describe_layers(net: nn.Module, threshold: float | None = None) -> list[Record]:
+    """Name, type and number of weights of each layer, without biases.
+
+    `removed` is the fraction that pruning removes, None if the layer has no constant mask.
+
+    Args:
+        net: the model.
+        threshold: the threshold of pruning, by default the rule of the method.
+    """
+    depends = any(isinstance(m, Gate) and m.noise.input_dependent for m in net.modules())
+    prunable = has_noise(net) and relevance(net) and not depends
+    pruned = dict(zero_pruned_weights(net, threshold)[0].named_parameters()) if prunable else {}
     layers = []
     for name, module in net.named_modules():
+        noisy = isinstance(module, Variational)
         names = module.weight_axes if isinstance(module, Variational) else ("weight",)
-        counts = [t.numel() for n, t in module.named_parameters(recurse=False) if n in names]
+        counts = {n: t.numel() for n, t in module.named_parameters(recurse=False) if n in names}
+        after = [pruned[path] for n in counts if (path := f"{name}.{n}".strip(".")) in pruned]
         if counts:
-            layers.append({"name": name, "kind": type(module).__name__, "weights": sum(counts)})
+            row = {"name": name, "kind": type(module).__name__, "weights": sum(counts.values())}
+            dead = sum(int((t == 0).sum()) for t in after)
+            row["removed"] = dead / row["weights"] if noisy and after else None
+            layers.append(row)
     return layers
-
-
-@torch.no_grad()
-def _layer_arrays(net: nn.Module) -> dict[str, Tensor]:
-    """Weights of the noisy layers, before and after pruning by the rule of the method."""
-    layers = {n: m for n, m in net.named_modules() if isinstance(m, Variational)}
-    tensors = [(name, w) for name, layer in layers.items() for w in layer.weight_axes]
-    arrays = {f"weight.{tensor_name(n, w)}": getattr(layers[n], w) for n, w in tensors}
-    depends = any(isinstance(m, Gate) and m.noise.input_dependent for m in net.modules())
-    if has_noise(net) and relevance(net) and not depends:  # else there is no constant mask
-        after = dict(zero_pruned_weights(net)[0].named_parameters())
-        for name, w in tensors:
-            if f"{name}.{w}" in after:
-                arrays[f"weight_pruned.{tensor_name(name, w)}"] = after[f"{name}.{w}"]
-    return arrays
 
 
 def evaluate_rows(
