@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 from vardrop.app.cli import main
 
@@ -33,7 +34,8 @@ ABSOLUTE, RELATIVE = 0.02, 0.1  # tolerances of printed numbers, for other versi
 def run_block(language: str, source: str, module: ModuleType) -> str:
     """Run a block and return its printed output. A command that fails raises an error."""
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    width = mock.patch.dict(os.environ, {"COLUMNS": "80"})
+    with contextlib.redirect_stdout(printed), width:
         if language == "python":
             exec(compile(source, module.__name__, "exec"), vars(module))
         else:
