@@ -112,9 +112,9 @@ def prediction_cost(measured: dict[str, dict[str, float]]) -> list[str]:
     lines = [
         "## Cost of a prediction", "",
         f"A prediction with {SAMPLES} samples of a model class, in forward passes of plain torch "
-        "in its faster memory layout. `vd.predict` prepares the model in every call. `vd.Predictor` "
-        "prepares it once, so use it for many small batches. Flipout (and every estimator with "
-        "whole weights) samples one function for all examples.", "",
+        "in its faster memory layout. `vd.predict` prepares the model in every call. "
+        "`vd.Predictor` prepares it once, so use it for many small batches. Flipout (and every "
+        "estimator with whole weights) samples one function for all examples.", "",
         "| model, batch | plain, ms | `vd.predict` | `vd.Predictor` | `vd.Predictor`, Flipout |",
         "|---|---:|---:|---:|---:|",
     ]  # fmt: skip

@@ -12,6 +12,7 @@ from types import ModuleType
 from unittest import mock
 
 import pytest
+import torch
 from docs import outputs
 
 import vardrop as vd
@@ -24,7 +25,7 @@ PAGES = [ROOT / "README.md", *(page for page in MARKDOWN if page.parent.name not
 OUTSIDE_DOCS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
 PROSE = {"results"}  # pages without examples
 # Pages over five seconds, except for the one that every reader starts with (quickstart).
-SLOW = {"README", "choose", "evaluate", "fit", "serve", "slim"}
+SLOW = {"README", "choose", "cnn", "evaluate", "fit", "images", "samples", "serve", "slim"}
 NEEDS = {"huggingface": "transformers"}  # by page
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -100,6 +101,7 @@ def test_the_examples_run(page, tmp_path, monkeypatch, capsys):
         pytest.importorskip(NEEDS[page.stem])
     assert bool(outputs.BLOCK.search(page.read_text())) != (page.stem in PROSE), "examples"
     differences = []
+    torch.manual_seed(12345)  # pages that print numbers set their own seed
     with mock.patch.dict(METHODS):  # a page may register a method
         for source, shown, printed in outputs.run_page(page, module):
             if shown and (difference := outputs.compare(shown, printed)):

@@ -14,8 +14,8 @@ from vardrop._core.files import with_checksum, write_json
 from vardrop._core.values import to_json
 from vardrop.app.report import read_run, report
 from vardrop.app.report.gallery import PICTURES
-from vardrop.app.store import method_name
 from vardrop.app.score_texts import SCORES, judge_difference
+from vardrop.app.store import method_name
 from vardrop.metrics.intervals import Estimate
 from vardrop.recipes import METHODS
 

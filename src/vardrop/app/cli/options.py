@@ -26,7 +26,8 @@ from vardrop.app.runs.settings import FEW
 Command = TypeVar("Command", bound=Callable[..., None])
 # The groups of a long help, the options that matter most first.
 _GROUPS = {
-    "Main options": "recipes seeds scores target recipe net out epochs beta test seed device resume",
+    "Main options": "recipes seeds scores target recipe net out epochs beta test seed device "
+    "resume",
     "Data": "task drop id weight split group time stratify validation data_dir sep decimal "
     "thousands date_format",
     "Model and method": "option include exclude pretrain heteroscedastic class_weight",

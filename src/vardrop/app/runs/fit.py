@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -134,7 +135,7 @@ def _describe_job(job: FitJob) -> str:
     config, about, columns = job.config, job.config.about, job.data.preprocessing
     sizes = ", ".join(f"{count:,} {part}" for part, count in about.sizes.items() if count)
     seconds, epochs = estimate_seconds(job), config.settings.epochs
-    span = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+    span = f"{math.ceil(seconds)} s" if seconds < 100 else f"{seconds / 60:.0f} min"
     lines = {
         "data": f"{about.name}, examples: {sizes}",
         "task": f"{about.task}, {len(about.classes)} classes" if about.classes else about.task,
