@@ -86,10 +86,9 @@ class StoredRun:
 
     def fractions(self) -> dict[str, float]:
         """The fraction of the weights of each layer that pruning removes."""
-        rows = [row for row in self.results.get("layers") or [] if row.get("removed") is not None]
-        if not rows and self.history:
-            return dict(self.history[-1].get("sparsity") or {})
-        return {str(row["name"]): float(row["removed"]) for row in rows}
+        removed = (self.results.get("compression") or {}).get("removed")
+        last = self.history[-1] if self.history else {}
+        return dict(removed or last.get("sparsity") or {})
 
     def sets(self, prefix: str) -> dict[str, Tensor]:
         """The arrays called `<prefix>_<name>`, by name."""

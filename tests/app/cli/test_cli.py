@@ -131,7 +131,7 @@ def test_every_setting_is_an_option_with_its_help_and_default(capsys):
     assert "vardrop fit --resume --out runs/a" in [line.strip() for line in out.splitlines()]
     assert "VARDROP_DATA" in out
     assert "shared" not in out  # which is a directory of ours
-    options = re.split(r"\n  --", out)
+    options = re.split(r"\n  --|\n\n", out)
     shown = {o.split()[0].replace("-", "_"): " ".join(o.split()) for o in options}
     assert "Examples per step" in shown["batch_size"]
     for field in dataclasses.fields(Settings):

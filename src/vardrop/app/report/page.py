@@ -78,11 +78,8 @@ def _render(runs: Runs) -> str:
     text = files("vardrop.app.report").joinpath("page.html").read_text(encoding="utf-8")
     compared, several = compare_stored(runs), len(runs) > 1
     pictures = [(p.title, p.caption, cards) for p in PICTURES if (cards := p.cards(runs))]
-    first = None
     if several and compared.select():
-        first = make_card(_SCORES, _SCORES, compared.plot())
-    elif pictures:
-        first = pictures[0][2].pop(0)
+        pictures.insert(0, ("", "", [make_card(_SCORES, _SCORES, compared.plot())]))
     main, others = _score_tables(runs, compared)
     return environment.from_string(text).render(
         title=", ".join(runs) if len(runs) <= _NAMED else f"{len(runs)} runs",
@@ -92,8 +89,7 @@ def _render(runs: Runs) -> str:
         notes=_notes(runs, compared),
         main=main,
         others=others,
-        first=first,
-        caption="" if several or not pictures else pictures[0][1],
+        first=pictures[0][2].pop(0) if pictures else None,
         pictures=pictures,
         confusions={
             f"Confusion of {name}" if several else "Confusion": _confusion_table(run)

@@ -17,7 +17,6 @@ from vardrop._core.errors import VardropError
 from vardrop._core.files import remove
 from vardrop.app.data import Part
 from vardrop.app.runs.config import working
-from vardrop.app.runs.evaluate import describe_layers
 from vardrop.app.runs.run import Model, Run, likelihood_for, predict_tensor
 from vardrop.app.runs.run_export import check_target, export_small
 from vardrop.app.store import Record
@@ -158,10 +157,10 @@ def _store(
         "macs_before": macs,
         "macs_after": macs_left,
         "layers": [dataclasses.asdict(layer) for layer in plan.layers],
+        "removed": {x.name: 1 - x.after["weights"] / x.before["weights"] for x in plan.layers},
         "bytes": save(small, run.directory / SMALL),
         **others,
     }
     if onnx is not None:
         content["onnx_bytes"] = export_small(run, small, onnx)
-    layers = describe_layers(run.net, others["threshold"])
-    run.keep({**run.results, "layers": layers, "compression": content})
+    run.keep({**run.results, "compression": content})

@@ -21,11 +21,8 @@ from vardrop.app.runs.config import check_output, working
 from vardrop.app.runs.predictions import prediction_table, row_names
 from vardrop.app.runs.run import SAMPLES, Run
 from vardrop.app.store import Record
-from vardrop.compression import zero_pruned_weights
-from vardrop.gates import Gate
 from vardrop.layers import Variational
 from vardrop.metrics.validate import weighted_mean
-from vardrop.noisy import has_noise, relevance
 
 if TYPE_CHECKING:
     import pandas
@@ -74,7 +71,7 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> Record
         "known": _summarize_targets(run),
         "held_out": {} if choice is None else choice.to_json(),
         "against": {} if choice is None else choice.against(),
-        "layers": describe_layers(run.net),
+        "layers": _layers(run.net),
         "metrics": {},
         "notes": [_UNTESTED, *_notes(run)],
     }
@@ -146,30 +143,14 @@ def _notes(run: Run) -> list[str]:
     return [] if run.config.settings.class_weight is None else [_WEIGHED]
 
 
-@torch.no_grad()
-def describe_layers(net: nn.Module, threshold: float | None = None) -> list[Record]:
-    """Name, type and number of weights of each layer, without biases.
-
-    `removed` is the fraction that pruning removes, None if the layer has no constant mask.
-
-    Args:
-        net: the model.
-        threshold: the threshold of pruning, by default the rule of the method.
-    """
-    depends = any(isinstance(m, Gate) and m.noise.input_dependent for m in net.modules())
-    prunable = has_noise(net) and relevance(net) and not depends
-    pruned = dict(zero_pruned_weights(net, threshold)[0].named_parameters()) if prunable else {}
+def _layers(net: nn.Module) -> list[Record]:
+    """Name, type and number of weights of each layer, without biases."""
     layers = []
     for name, module in net.named_modules():
-        noisy = isinstance(module, Variational)
         names = module.weight_axes if isinstance(module, Variational) else ("weight",)
-        counts = {n: t.numel() for n, t in module.named_parameters(recurse=False) if n in names}
-        after = [pruned[path] for n in counts if (path := f"{name}.{n}".strip(".")) in pruned]
+        counts = [t.numel() for n, t in module.named_parameters(recurse=False) if n in names]
         if counts:
-            row = {"name": name, "kind": type(module).__name__, "weights": sum(counts.values())}
-            dead = sum(int((t == 0).sum()) for t in after)
-            row["removed"] = dead / row["weights"] if noisy and after else None
-            layers.append(row)
+            layers.append({"name": name, "kind": type(module).__name__, "weights": sum(counts)})
     return layers
 
 

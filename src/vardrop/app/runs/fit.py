@@ -136,18 +136,20 @@ def _describe_job(job: FitJob) -> str:
     sizes = ", ".join(f"{count:,} {part}" for part, count in about.sizes.items() if count)
     seconds, epochs = estimate_seconds(job), config.settings.epochs
     span = f"{math.ceil(seconds)} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-    lines = {
-        "data": f"{about.name}, examples: {sizes}",
-        "task": f"{about.task}, {len(about.classes)} classes" if about.classes else about.task,
-        "model": f"{config.net}, {sum(p.numel() for p in job.net.parameters()):,} parameters",
-        "method": method_name(None if config.method is None else to_json(config.method)),
-        "output": job.path,
-        "time": f"about {span} for {epochs} epochs on {job.world.device}, trials included",
-    }
-    texts = [f"{name:<8}{text}" for name, text in lines.items()]
+    classes = f", {len(about.classes)} classes" if about.classes else ""
+    weights = sum(p.numel() for p in job.net.parameters())
+    method = method_name(None if config.method is None else to_json(config.method))
+    lines = [
+        f"data    {about.name}, examples: {sizes}",
+        f"task    {about.task}{classes}",
+        f"model   {config.net}, {weights:,} parameters",
+        f"method  {method}",
+        f"output  {job.path}",
+        f"time    about {span} for {epochs} epochs on {job.world.device}, trials included",
+    ]
     if columns is not None:
-        texts.append(describe(columns, config.data if is_table(config.data.name) else None))
-    return "\n".join(texts)
+        lines.append(describe(columns, config.data if is_table(config.data.name) else None))
+    return "\n".join(lines)
 
 
 def _describe_source(

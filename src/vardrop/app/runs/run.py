@@ -305,25 +305,19 @@ class Run(Model):
 
         return evaluate(self, ood, samples)
 
-    def compress(
-        self,
-        max_drop: float | None = None,
-        sparsity: float | None = None,
-        onnx: str | Path | None = None,
-    ) -> Shrunk:
+    def compress(self, **options: Any) -> Shrunk:
         """Remove irrelevant weights or units, see `vardrop.app.runs.compress`.
 
         Args:
-            max_drop: the largest loss on validation data.
-            sparsity: the fraction of weights or units to remove, instead of `max_drop`.
-            onnx: also write the small model as ONNX to this file.
+            options: `max_drop`, the largest loss on validation data; `sparsity`, the fraction of
+                weights or units to remove instead; `onnx`, a file to write the small model to.
 
         Returns:
             The small plain model and the plan.
         """
         from vardrop.app.runs.compress import compress
 
-        return compress(self, max_drop, sparsity, onnx)
+        return compress(self, **options)
 
     def export(self, path: str | Path, samples: int = SAMPLES, **options: Any) -> int:
         """Write the run as one ONNX file, see `vardrop.app.runs.export_run`.

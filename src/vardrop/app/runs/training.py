@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import time
+import timeit
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -122,22 +122,21 @@ def train_stacked(
 
 def time_step(training: Training, net: nn.Module, device: torch.device) -> float:
     """The seconds of a training step: the least of three, on copies of the model."""
-    settings, seconds = training.config.settings, []
+    settings = training.config.settings
     with preserve_rng(device):
         model = copy.deepcopy(net).to(device)
         _convert(training.config, model, device)
-        rows = training.train.take(
-            torch.arange(settings.batch_size or 1) % len(training.train.y)
-        ).to(device)
+        count = min(settings.batch_size or 1, len(training.train.y))
+        rows = training.train.take(torch.arange(count)).to(device)
         elbo = _make_objective(training, model, len(rows.y), device)
         optimizer = torch.optim.Adam(_make_groups(settings, elbo), fused=True)
-        for _ in range(3):
-            start = time.perf_counter()
+
+        def step() -> None:
             optimizer.zero_grad()
             elbo(rows.x, rows.y).loss.backward()
             optimizer.step()
-            seconds.append(time.perf_counter() - start)
-    return min(seconds)
+
+        return min(timeit.repeat(step, number=1, repeat=3))
 
 
 def _convert(config: Config, net: nn.Module, device: torch.device) -> None:
