@@ -40,13 +40,12 @@ def methods(listed: Sequence[Method], as_json: bool) -> None:
     if as_json:
         return print("\n".join(json.dumps(method._asdict()) for method in listed))
     width = max(len(method.name) for method in listed)
-    print("Recommended:")
-    for method in filter(lambda method: method.use, listed):
-        print(f"  {method.name:<{width}}  {method.use}")
-    print("\nAll methods:")
+    first = [f"  {method.name:<{width}}  {method.use}" for method in listed if method.use]
+    print("\n".join(["Recommended:", *first, "", "All methods:"]))
     for method in listed:
-        lines = filter(None, [f"{method.name:<{width}}  {method.summary}", method.paper])
-        print("  " + f"\n{'':{width + 4}}".join(lines))
+        print(f"  {method.name:<{width}}  {method.summary}")
+        if method.paper:
+            print(f"{'':{width + 4}}{method.paper}")
 
 
 def run(run: Run, as_json: bool) -> None:

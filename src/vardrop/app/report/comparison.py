@@ -113,11 +113,8 @@ class Comparison:
                 other = self.differences.get(model, {}).get(name, Estimate(float("nan")))
                 difference = {f"difference_{k}": v for k, v in other._asdict().items()}
                 rows.append({"name": model, "score": name, **estimate._asdict(), **difference})
-        return (
-            import_optional("pandas")
-            .DataFrame(rows)
-            .rename(columns={"difference_value": "difference"})
-        )
+        frame = import_optional("pandas").DataFrame(rows)
+        return frame.rename(columns={"difference_value": "difference"})
 
     def to_json(self) -> Record:
         """The comparison as plain dictionaries."""

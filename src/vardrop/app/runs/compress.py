@@ -20,14 +20,7 @@ from vardrop.app.runs.config import working
 from vardrop.app.runs.run import Model, Run, likelihood_for, predict_tensor
 from vardrop.app.runs.run_export import check_target, export_small
 from vardrop.app.store import Record
-from vardrop.compression import (
-    ShrinkPlan,
-    Shrunk,
-    choose_threshold,
-    pack,
-    save,
-    shrink,
-)
+from vardrop.compression import ShrinkPlan, Shrunk, choose_threshold, pack, save, shrink
 from vardrop.conversion import revert
 from vardrop.noisy import has_noise, relevance
 from vardrop.tuning.slim import slim
