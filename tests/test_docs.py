@@ -13,10 +13,12 @@ from unittest import mock
 
 import pytest
 import torch
+import typer
 from docs import outputs
 
 import vardrop as vd
 from tests.running import ROOT, TORCHRUN, python
+from vardrop.app.cli.commands import app
 from vardrop.app.runs import METHODS
 
 GENERATED = ("reference", "results", "tutorials")  # they have their own tests
@@ -141,6 +143,17 @@ def test_every_page_is_built(site):
     pages = (ROOT / "docs").rglob("*.md")
     sources = {p.relative_to(ROOT / "docs").with_suffix(".html") for p in pages}
     assert {p.relative_to(site) for p in site.rglob("*.html")} >= sources
+
+
+@pytest.mark.slow
+def test_the_reference_of_the_command_line_is_complete(site):
+    page = (site / "reference" / "cli.html").read_text()
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        assert f"vardrop {name}" in page
+        options = [flag for p in command.params for flag in p.opts if flag.startswith("--")]
+        assert [flag for flag in options if flag not in page] == []
+    assert {"fit", "compare"} <= set(group.commands)
 
 
 @pytest.mark.slow

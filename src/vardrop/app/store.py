@@ -18,7 +18,7 @@ from vardrop._core.checks import check_choice, check_integer, check_number, chec
 from vardrop._core.errors import VardropError
 from vardrop._core.files import read_json, read_tensors, verify_checksum
 from vardrop._core.values import to_json
-from vardrop.recipes import METHODS
+from vardrop.recipes import METHODS, BaseRecipe
 
 CHECKPOINT, BEST, HISTORY = "checkpoint.safetensors", "best.safetensors", "history.jsonl"
 PROGRESS = "checkpoint.json"  # the values of the checkpoint without its tensors
@@ -87,8 +87,7 @@ class StoredRun:
     def fractions(self) -> dict[str, float]:
         """The fraction of the weights of each layer that pruning removes."""
         removed = (self.results.get("compression") or {}).get("removed")
-        last = self.history[-1] if self.history else {}
-        return dict(removed or last.get("sparsity") or {})
+        return dict(removed or (self.history or [{}])[-1].get("sparsity") or {})
 
     def sets(self, prefix: str) -> dict[str, Tensor]:
         """The arrays called `<prefix>_<name>`, by name."""
@@ -280,15 +279,16 @@ def flatten(stored: Mapping[str, Any], prefix: str = "") -> Record:
     return {key: entry for key, entry in flat.items() if is_set(entry)}
 
 
-def method_name(stored: Mapping[str, Any] | str | None) -> str:
+def method_name(method: BaseRecipe | Mapping[str, Any] | str | None) -> str:
     """The name of the method that is nearest to a recipe, with the options that differ.
 
     >>> import vardrop as vd
-    >>> method_name(to_json(vd.sparse_vd())), method_name(None)
+    >>> method_name(vd.sparse_vd()), method_name(None)
     ('sparse_vd', 'none')
-    >>> method_name(to_json(vd.bayes_by_backprop(prior=vd.priors.Normal(learned=True))))
+    >>> method_name(vd.bayes_by_backprop(prior=vd.priors.Normal(learned=True)))
     'bayes_by_backprop (prior learned=True)'
     """
+    stored = to_json(method) if isinstance(method, BaseRecipe) else method
     if not isinstance(stored, Mapping):
         return show(stored)
     leaves, best, fewest = flatten(stored), show(stored), math.inf

@@ -92,12 +92,6 @@ def test_resume_goes_on_and_force_overwrites(folder, capsys):
     assert call("fit", "iris", "--out", out, "--epochs", 1, "--force") == 0
 
 
-def test_tensorboard_goes_into_the_directory_of_the_run(tmp_path):
-    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard")
-    assert call("fit", "iris", "--out", tmp_path / "r", "--epochs", 1, "--tensorboard") == 0
-    assert len(list((tmp_path / "r" / "tensorboard").iterdir())) == 1
-
-
 def test_methods_are_listed_with_papers(capsys):
     recommended, _, every = printed(capsys, "methods").out.partition("All methods:")
     assert {line.split()[0] for line in recommended.splitlines()[1:] if line} == set(RECOMMENDED)

@@ -126,7 +126,6 @@ def fit(
     resume: Annotated[bool, Option("--resume", help="Continue the run in --out.")] = False,
     force: Annotated[bool, Option("--force", help="Overwrite the run in --out.")] = False,
     json: o.JSON = False,
-    tensorboard: Annotated[bool, Option("--tensorboard", help="Log for TensorBoard.")] = False,
     config: o.CONFIG = None,
     **settings: Any,
 ) -> None:
@@ -146,7 +145,7 @@ def fit(
         chosen_recipe = "auto" if recipe is None else method_named(recipe, recipe_options)
     typed = f"vardrop fit --resume --out {shlex.quote(str(path))}"
     with _on_interrupt(f"Resume with `{typed}`.", path):
-        options["callback"] = make_callback(context, json, path if tensorboard else None)
+        options["callback"] = make_callback(context, json)
         if not resume:
             parts = {"validation": validation, "test": test, "directory": data_dir}
             options |= {"include": include, "exclude": exclude, "force": force, **parts}
@@ -176,7 +175,7 @@ def _on_interrupt(text: str, run: Path | None = None) -> Iterator[None]:
 
 def _check_resume(out: Path | None, context: typer.Context) -> Path:
     """The run to resume. Only settings can be combined with --resume."""
-    allowed = _SETTINGS | {"out", "resume", "json", "tensorboard", "config"}
+    allowed = _SETTINGS | {"out", "resume", "json", "config"}
     if out is None:
         raise typer.BadParameter("--resume requires --out, the directory of the run.")
     for name in context.params.keys() - allowed:
@@ -187,18 +186,13 @@ def _check_resume(out: Path | None, context: typer.Context) -> Path:
     return out
 
 
-def make_callback(
-    context: typer.Context, json: bool, tensorboard: Path | None
-) -> run_callbacks.RunCallback:
+def make_callback(context: typer.Context, json: bool) -> run_callbacks.RunCallback:
     """JSON lines with --json, else text and a progress bar. Other processes print nothing."""
     chosen: list[run_callbacks.RunCallback] = []
-    if os.environ.get("RANK", "0") == "0":
-        if not context.obj:  # --quiet
-            chosen.append(run_callbacks.JsonLines() if json else run_callbacks.TextLines())
-            if run_callbacks.on_terminal() and not json:
-                chosen.append(run_callbacks.ProgressBar())
-        if tensorboard is not None:
-            chosen.append(run_callbacks.TensorBoard(tensorboard / "tensorboard"))
+    if os.environ.get("RANK", "0") == "0" and not context.obj:  # --quiet
+        chosen.append(run_callbacks.JsonLines() if json else run_callbacks.TextLines())
+        if run_callbacks.on_terminal() and not json:
+            chosen.append(run_callbacks.ProgressBar())
     return run_callbacks.CallbackList(chosen)
 
 
@@ -344,7 +338,7 @@ def compare(
                 method_named(name)
         _check_settings(options, net)
         out = out or free_directory(f"{Path(compared[0]).stem}-comparison")
-        options["callback"] = make_callback(context, json, None)
+        options["callback"] = make_callback(context, json)
         typed = f"--out {shlex.quote(str(out))}"
         with _on_interrupt(f"Run the same command with {typed} to resume."):
             comparison = runs.compare_methods(compared[0], names, seeds, out=out, **options)

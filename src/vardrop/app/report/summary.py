@@ -35,13 +35,12 @@ def verdict(name: str, run: StoredRun, compared: Comparison) -> list[tuple[str, 
     """The main results, each in a few words and a sentence."""
     first, against = compared.reference, compared.differences.get(name, {})
     main = [score for score in compared.select() if score in against]
-    words = [(judge_difference(score, against[score]), title(score)) for score in main]
-    clear = ", ".join(f"{word} in {score}" for word, score in words if word)
+    words = {title(score): judge_difference(score, against[score]) for score in main}
+    clear = ", ".join(f"{word} in {score}" for score, word in words.items() if word)
     head = f"{clear} than {first}" if clear else f"no clear difference from {first}"
     text = "; ".join(f"{title(score)} {compared.difference_text(name, score)}" for score in main)
-    quality = _quality(run, compared.scores[name])
-    compared_with_first = [(head, f"on test data: {text}.")] if main else []
-    return [quality, *compared_with_first, *_against_plain(run), *_compression(run)]
+    findings = [_quality(run, compared.scores[name]), (head, f"on test data: {text}.")]
+    return [*findings[: 2 if main else 1], *_against_plain(run), *_compression(run)]
 
 
 def _quality(run: StoredRun, scores: Mapping[str, Estimate]) -> tuple[str, str]:
@@ -79,8 +78,7 @@ def _compression(run: StoredRun) -> list[tuple[str, str]]:
     weights, macs = (stored[f"{k}_after"] / stored[f"{k}_before"] for k in ("weights", "macs"))
     before, after = (number(stored[f"test_score_{when}"]) for when in ("before", "after"))
     head = f"{weights:.1%} of the weights and {macs:.1%} of the multiplications left"
-    packed = stored.get("packed_bytes")
-    size = f"; packed file: {packed:,} bytes" if packed else ""
+    size = f"; packed file: {packed:,} bytes" if (packed := stored.get("packed_bytes")) else ""
     text = f"after compression; {title(stored['score'])} on test data {before} to {after}{size}."
     return [(head, text)]
 

@@ -150,7 +150,7 @@ def _store(
         "macs_before": macs,
         "macs_after": macs_left,
         "layers": [dataclasses.asdict(layer) for layer in plan.layers],
-        "removed": {x.name: 1 - x.after["weights"] / x.before["weights"] for x in plan.layers},
+        "removed": {x.name: 1 - x.after.weights / max(1, x.before.weights) for x in plan.layers},
         "bytes": save(small, run.directory / SMALL),
         **others,
     }

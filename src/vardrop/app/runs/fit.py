@@ -16,7 +16,6 @@ from torch import nn
 
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.rng import preserve_rng
-from vardrop._core.values import to_json
 from vardrop.app.data import About, Roles, describe
 from vardrop.app.data.preprocessing import Task, label
 from vardrop.app.data.splits import with_class_weight
@@ -138,12 +137,11 @@ def _describe_job(job: FitJob) -> str:
     span = f"{math.ceil(seconds)} s" if seconds < 100 else f"{seconds / 60:.0f} min"
     classes = f", {len(about.classes)} classes" if about.classes else ""
     weights = sum(p.numel() for p in job.net.parameters())
-    method = method_name(None if config.method is None else to_json(config.method))
     lines = [
         f"data    {about.name}, examples: {sizes}",
         f"task    {about.task}{classes}",
         f"model   {config.net}, {weights:,} parameters",
-        f"method  {method}",
+        f"method  {method_name(config.method)}",
         f"output  {job.path}",
         f"time    about {span} for {epochs} epochs on {job.world.device}, trials included",
     ]

@@ -102,11 +102,10 @@ def estimate_seconds(job: FitJob) -> float:
 
     A step of a plain model takes about half of the time, and so do steps of stacked models.
     """
-    settings, count, trained = job.config.settings, len(job.kl_weights()), len(job.rows.y)
-    folds = settings.folds or 1
+    settings, count, folds = job.config.settings, len(job.kl_weights()), len(job.pairs())
     noisy = 1 + (folds - 1) * count / 2 if job.folded else count
     plain = folds / 2 if settings.compare and job.config.method is not None else 0
-    steps = (settings.epochs or 0) * math.ceil(trained / (settings.batch_size or 1))
+    steps = (settings.epochs or 0) * math.ceil(len(job.rows.y) / (settings.batch_size or 1))
     training = Training(job.config, job.path, job.rows, None, 1.0)
     return (noisy + plain) * steps * time_step(training, job.net, job.world.device)
 
