@@ -87,7 +87,7 @@ def _render(runs: Runs) -> str:
         verdicts={name: summary.verdict(name, run, compared) for name, run in runs.items()},
         describe=summary.describe,
         notes=_notes(runs, compared),
-        main=main,
+        scores=main,
         others=others,
         first=pictures[0][2].pop(0) if pictures else None,
         pictures=pictures,
