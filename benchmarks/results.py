@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import chart
-from goals import GOALS, LAST, OURS, TRAIN, Goal
+from goals import COMPILED, FUSED, GOALS, LAST, OURS, TRAIN, Goal
 from machine import QUIET
 from measuring import Row, once
 from peer_layers import of_peer
@@ -58,6 +58,76 @@ def _best_elsewhere(goal: Goal, rows: list[Row]) -> str:
     return f"{_number(best['ratio'])} ({best['candidate']})"
 
 
+# The methods of the first table, and the names of their candidates without layout and optimizer.
+METHODS = {
+    "`variance_layer()`": ("variance_layer",),
+    "`variational_dropout()`": ("variational_dropout A",),
+    "one weight sample per batch": ("weight_sample, exact KL", "weight_sample, KL value every 10"),
+    "`bayes_by_backprop()`": ("bayes_by_backprop (LRT)",),
+    "`sparse_vd()`": ("sparse_vd (LRT, exact KL)", "sparse_vd, KL value every 10", "sparse_vd"),
+}
+SAMPLES = 32
+
+
+def _best_step(rows: list[Row], case: str, names: tuple[str, ...], compiled: bool) -> float | None:
+    """The least time of a step with fused Adam, in the better memory layout."""
+    forms = {name + COMPILED * compiled + layout + FUSED for name in names for layout in ("", LAST)}
+    times = [
+        float(row["ms"]) for row in rows
+        if (row["group"], row["case"]) == (TRAIN, case) and row.get("threads", 1) == 1
+        and row["candidate"] in forms and "environment" not in row and row.get("ms")
+    ]  # fmt: skip
+    return min(times, default=None)
+
+
+def step_cost(rows: list[Row]) -> list[str]:
+    """The time of a training step of each method, relative to plain torch at its best."""
+    own = [r for r in rows if r["group"] == TRAIN and "environment" not in r]
+    plain = {
+        case: _best_step(rows, case, ("plain",), False) for case in {r["case"]: 0 for r in own}
+    }
+    cases = {case: time for case, time in plain.items() if time}
+    names = [case.rpartition(" b")[0] for case in cases]
+    lines = [
+        "## Cost of a training step", "",
+        "Forward pass, backward pass and step of the optimizer. 1.0 is plain torch in its faster "
+        "memory layout with the same optimizer (fused Adam), one thread. In parentheses: the step "
+        "compiled with `vd.compile`. The value of the KL is computed at every step or at every "
+        "tenth step, whichever is faster. Its gradient is exact at every step.", "",
+        f"| method | {' | '.join(names)} |", "|---|" + "---:|" * len(names),
+        f"| plain torch | {' | '.join('1.0' for _ in names)} |",
+    ]  # fmt: skip
+    for method, candidates in METHODS.items():
+        cells = []
+        for case, time in cases.items():
+            eager, compiled = (_best_step(rows, case, candidates, c) for c in (False, True))
+            text = "-" if eager is None else f"{eager / time:.1f}"
+            cells.append(f"{text} ({compiled / time:.1f})" if compiled else text)
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return lines
+
+
+def prediction_cost(measured: dict[str, dict[str, float]]) -> list[str]:
+    """The time of a prediction of a class model, in plain forward passes at their best."""
+    lines = [
+        "## Cost of a prediction", "",
+        f"A prediction with {SAMPLES} samples of a model class, in forward passes of plain torch "
+        "in its faster memory layout. `vd.predict` prepares the model in every call. "
+        "`vd.Predictor` prepares it once, so use it for many small batches. Flipout (and every "
+        "estimator with whole weights) samples one function for all examples.", "",
+        "| model, batch | plain, ms | `vd.predict` | `vd.Predictor` | `vd.Predictor`, Flipout |",
+        "|---|---:|---:|---:|---:|",
+    ]  # fmt: skip
+    for case, ratios in measured.items():
+        best = min(ratios["plain"], ratios.get("plain" + LAST, 1.0))
+        names = ("predict, class", "Predictor, class", "Predictor, class, Flipout")
+        cells = [_number(ratios[name] / best, 0) if name in ratios else "-" for name in names]
+        name, _, batch = case.rpartition(" b")
+        time = _number(ratios["plain, ms"] * best)
+        lines.append(f"| {name}, {batch} | {time} | {' | '.join(cells)} |")
+    return lines
+
+
 def _goal(goal: Goal, rows: list[Row]) -> tuple[str, str]:
     """The row of a goal's table, and what holds the goal where it is missed."""
     bound = f"{goal.bound:g}" + (f", then {goal.then:g}" if goal.then else "")
@@ -75,14 +145,14 @@ def _goal(goal: Goal, rows: list[Row]) -> tuple[str, str]:
 
 def goals(rows: list[Row]) -> list[str]:
     lines = [
-        "## Goals", "",
+        "## Appendix: goals and profiles", "",
         "| what | case | best other library | goal | measured | reached |",
         "|---|---|---|---:|---:|---|",
     ]  # fmt: skip
     answers = [_goal(goal, rows) for goal in GOALS]
     lines += [line for line, _ in answers]
     if missed := [why for _, why in answers if why]:
-        lines += ["", "What holds the goals that were missed (shares of a call's time):", ""]
+        lines += ["", "The operations that take the time where a goal was missed:", ""]
         lines += missed
     return lines
 
@@ -90,10 +160,11 @@ def goals(rows: list[Row]) -> list[str]:
 def like_for_like(rows: list[Row]) -> list[str]:
     """Every library's step over ours, measured in turns in one process, each in its best layout."""
     lines = [
-        "## Step of each library over ours", "",
-        "Same process, optimizer and kind of noise, the KL's value computed at every step; each in "
-        "its better memory layout. Above 1, ours is faster.", "",
-        "| library | case | its time over ours |", "|---|---|---:|",
+        "## Other libraries", "",
+        "The time of a training step of each library divided by the time of vardrop. Both ran in "
+        "one process with the same optimizer and kind of noise, computed the value of the KL at "
+        "every step, and used their faster memory layout. Above 1, vardrop is faster.", "",
+        "| library | model | time relative to vardrop |", "|---|---|---:|",
     ]  # fmt: skip
     best: dict[tuple[str, str, str], float] = {}
     for row in rows:
@@ -108,7 +179,7 @@ def like_for_like(rows: list[Row]) -> list[str]:
 
 
 def _peers(run: Run) -> list[str]:
-    lines = ["## Libraries compared", "", "| library | state |", "|---|---|"]
+    lines = ["### Checks", "", "| library | state |", "|---|---|"]
     for record in run["peers"].values():
         marks = [
             f"{name}: {'; '.join(found['marks']) or 'KL is a sum, gradients of all draws exact'}"
@@ -135,22 +206,30 @@ def _quietness(run: Run) -> str:
 def _head(run: Run) -> list[str]:
     machine, minutes = run["machine"], sum(p["seconds"] for p in run["parts"]) / 60
     return [
-        "# Benchmarks", "",
+        "## How it was measured", "",
         f"{run['date']}, {'quick' if run['quick'] else 'full'} run of {minutes:.0f} minutes, at "
         f"most {run['rounds']} rounds; threads: {', '.join(map(str, run['threads']))}; torch "
         f"{machine['torch']}, Python {machine['python']}, {machine['processor']}, "
         f"{machine['cores']} cores; load {machine['load before']:.1f} before and "
         f"{machine.get('load after', 0):.1f} after. {_quietness(run)}", "",
-        "Every candidate of a table ran once a round, in a new order each round, beside plain "
-        "torch in the same process; other libraries in environments of their own with the same "
-        "torch. Ratios are medians over the median of the reference (ratio 1). On one thread "
-        "times are processor times. Names of other libraries are in italics.", "",
+        "Every candidate of a table ran once per round, in a new order in each round, in one "
+        "process with plain torch. Other libraries ran in separate environments with the same "
+        "torch. Ratios are medians divided by the median of the reference (ratio 1). With one "
+        "thread, times are processor times. Names of other libraries are in italics. "
+        "[How the benchmarks work](README.md) has the details.", "",
     ]  # fmt: skip
 
 
 def markdown(run: Run) -> str:
     rows = run["rows"]
-    lines = [*_head(run), *goals(rows), "", *like_for_like(rows), "", *_peers(run)]
+    measured = json.loads((HERE / "predict.json").read_text())
+    lines = [
+        "# Benchmarks", "",
+        "How much longer training and prediction take than with plain torch, on CPU.", "",
+        *step_cost(rows), "", *prediction_cost(measured), "", *like_for_like(rows), "",
+        "![Time of a training step by library](train_step.png)", "", *_peers(run), "", *_head(run),
+        "The tables below have all measurements of the run.",
+    ]  # fmt: skip
 
     def key(row: Row) -> tuple[int, str, str]:
         return row.get("threads", 1), row["group"], row["case"]
@@ -159,13 +238,11 @@ def markdown(run: Run) -> str:
     for (count, group, case), part in groupby(sorted(rows, key=lambda r: order[key(r)]), key=key):
         extra = f", {count} threads" if count > 1 else ""
         lines += ["", f"## {group}: {case}{extra}", "", *_table(run, list(part))]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", *goals(rows), ""])
 
 
 def write(run: Run) -> None:
-    (HERE / "RESULTS.md").write_text(
-        markdown(run).replace("## Goals", "![train steps](train_step.png)\n\n## Goals", 1)
-    )
+    (HERE / "RESULTS.md").write_text(markdown(run))
     chart.draw(run["rows"], HERE / "train_step.png")
 
 

@@ -1,11 +1,10 @@
-"""The examples of the README and of docs/ run, and the numbers of pages match their result files."""
+"""The examples of the README and of docs/ run and print what the pages show; numbers match files."""
 
 import importlib.util
 import json
 import os
 import re
 import resource
-import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,10 +12,13 @@ from types import ModuleType
 from unittest import mock
 
 import pytest
+import torch
+import typer
+from docs import outputs
 
 import vardrop as vd
 from tests.running import ROOT, TORCHRUN, python
-from vardrop.app.cli import main
+from vardrop.app.cli.commands import app
 from vardrop.app.runs import METHODS
 
 GENERATED = ("reference", "results", "tutorials")  # they have their own tests
@@ -25,20 +27,9 @@ PAGES = [ROOT / "README.md", *(page for page in MARKDOWN if page.parent.name not
 OUTSIDE_DOCS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
 PROSE = {"results"}  # pages without examples
 # Pages over five seconds, except for the one that every reader starts with (quickstart).
-SLOW = {"README", "choose", "evaluate", "fit", "serve", "slim"}
+SLOW = {"README", "choose", "cnn", "evaluate", "fit", "images", "samples", "serve", "slim"}
 NEEDS = {"huggingface": "transformers"}  # by page
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
-def run_commands(text):
-    for line in text.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        if words:
-            assert words[0] == "vardrop", line
-            with pytest.raises(SystemExit) as exit_:
-                main(words[1:])
-            assert exit_.value.code == 0, line
 
 
 def test_the_table_of_methods_is_complete_and_its_calls_are_methods():
@@ -110,14 +101,24 @@ def test_the_examples_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     if page.stem in NEEDS:
         pytest.importorskip(NEEDS[page.stem])
-    blocks = BLOCK.findall(page.read_text())
-    assert bool(blocks) != (page.stem in PROSE), f"{page.name}: examples"
+    assert bool(outputs.BLOCK.search(page.read_text())) != (page.stem in PROSE), "examples"
+    differences = []
+    torch.manual_seed(12345)  # pages that print numbers set their own seed
     with mock.patch.dict(METHODS):  # a page may register a method
-        for language, text in blocks:
-            if language == "sh":
-                run_commands(text)
-            else:
-                exec(compile(text, page.name, "exec"), vars(module))
+        for source, shown, printed in outputs.run_page(page, module):
+            if shown and (difference := outputs.compare(shown, printed)):
+                differences.append(f"{difference}, after:\n{source}")
+    assert differences == []
+
+
+def test_outputs_that_differ_are_found():
+    assert outputs.compare("a 1.00\nb 2,000\n", "a 1.01\n\nb  2,001\n") == ""
+    assert outputs.compare("a 1.00\n", "a 1.30\n") == "a 1.00 is now a 1.30"
+    assert outputs.compare("accuracy 0.95\n", "precision 0.95\n") != ""
+    assert outputs.compare("a\n", "a\nb\n") == "b is not shown"
+    assert outputs.compare("a\n…\nz\n", "a\nb\nc\n") == "z is now missing"
+    assert outputs.compare("x  seconds\n3  0.5\n", "x  seconds\n3  9.5\n") == ""
+    assert outputs.compare("x  seconds\n3  0.5\n", "x  seconds\n4  0.5\n") != ""
 
 
 # The site builds without a warning, and its pages open from disk with nothing from elsewhere.
@@ -142,6 +143,17 @@ def test_every_page_is_built(site):
     pages = (ROOT / "docs").rglob("*.md")
     sources = {p.relative_to(ROOT / "docs").with_suffix(".html") for p in pages}
     assert {p.relative_to(site) for p in site.rglob("*.html")} >= sources
+
+
+@pytest.mark.slow
+def test_the_reference_of_the_command_line_is_complete(site):
+    page = (site / "reference" / "cli.html").read_text()
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        assert f"vardrop {name}" in page
+        options = [flag for p in command.params for flag in p.opts if flag.startswith("--")]
+        assert [flag for flag in options if flag not in page] == []
+    assert {"fit", "compare"} <= set(group.commands)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from typing import Any
 import matplotlib as mpl
 
 HERE = Path(__file__).parent
-NAMES = ("how_sure", "smaller", "csv_to_report", "estimators", "transformer", "several_methods")
+NAMES = ("how_sure", "smaller", "csv_to_report", "estimators")
 
 
 @dataclass

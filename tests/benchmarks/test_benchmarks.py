@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 import time
 from argparse import Namespace
@@ -124,6 +125,29 @@ def test_a_page_says_what_was_missed_and_why():
     assert page.count("| plain | 1.00 |") == 1
 
 
+def test_the_page_opens_with_the_cost_relative_to_plain_torch_at_its_best():
+    step = {"group": TRAIN, "case": LENET, "threads": 1}
+    times = {"plain, fused Adam": 9.0, "plain, channels-last, fused Adam": 5.0, "plain": 10.0}
+    times |= {"sparse_vd, KL value every 10, channels-last, fused Adam": 12.0}
+    times |= {"sparse_vd, vd.compile, fused Adam": 10.0}
+    rows = [{**step, "candidate": name, "ms": ms} for name, ms in times.items()]
+    assert "| `sparse_vd()` | 2.4 (2.0) |" in results.step_cost(rows)
+    measured = {"CNN b8": {"plain": 1.0, "plain, channels-last": 0.5, "predict, class": 20.0}}
+    measured["CNN b8"]["plain, ms"] = 4.0
+    assert results.prediction_cost(measured)[-1] == "| CNN, 8 | 2.00 | 40 | - | - |"
+    page = results.markdown(toy_run())
+    titles = ("Cost of a training step", "Cost of a prediction", "Other libraries", "Appendix")
+    places = [page.index(f"## {title}") for title in titles]
+    assert places == sorted(places)
+
+
+def test_the_page_is_the_page_of_its_run():
+    page = (results.HERE / "RESULTS.md").read_text()
+    date = re.search(r"^(\d{4}-\d\d-\d\dT[\d:]+), ", page, re.MULTILINE)[1]
+    stored = json.loads((results.HERE / "history" / f"{date.replace(':', '')}.json").read_text())
+    assert page == results.markdown(stored)
+
+
 def test_the_chart_has_one_bar_for_each_library():
     rows = [
         {"group": "train step", "case": "a b1", "threads": 1, "candidate": name, "ratio": ratio}
@@ -141,7 +165,7 @@ def test_the_chart_has_one_bar_for_each_library():
             "plain torch": 1.0,
             "torchbnn": 2.5,
             "bayesian-torch": 4.0,
-            "vardrop, one draw a batch": 2.0,
+            "vardrop, one sample per batch": 2.0,
         }
     }
 

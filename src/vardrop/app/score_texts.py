@@ -35,6 +35,7 @@ SCORES = {
     "crps": Score("CRPS", "distance of the predicted distribution from the value", _DOWN),
     "coverage95": Score("coverage of the 95% interval", "examples inside it", "near 0.95"),
     "width95": Score("width of the 95% interval", "mean width, in units of the target", _DOWN),
+    "nll_held_out": Score("NLL on held-out examples", "of the training data, in turn", _DOWN),
     "auroc_entropy": Score("AUROC of the entropy", "out-of-distribution detection", _UP),
     "auroc_epistemic": Score("AUROC of the epistemic part", "out-of-distribution detection", _UP),
 }
@@ -113,13 +114,17 @@ def judge_difference(score: str, difference: Estimate) -> str:
 def score_columns(results: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
     """Scores of a run and of its baselines by label: on test data, else on held-out examples.
 
+    The plain model is scored on held-out examples only.
+
     >>> score_columns({"metrics": {"rmse": 1.5}, "baseline": {"name": "mean", "rmse": 2.0}})
     {'this model': {'rmse': 1.5}, 'mean of the target': {'rmse': 2.0}}
     """
     by_name = results.get("held_out") or {}
     if results.get("metrics"):
         baseline = dict(results.get("baseline") or {})
-        by_name = {"net": results["metrics"], baseline.pop("name", None): baseline}
+        tested = {"net": results["metrics"], baseline.pop("name", None): baseline}
+        held = {n: {"nll_held_out": by_name[n]["nll"]} for n in _LABELS if by_name.get(n)}
+        by_name = {name: {**tested.get(name, {}), **held.get(name, {})} for name in _LABELS}
     return {label: by_name[name] for name, label in _LABELS.items() if by_name.get(name)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from torch import Tensor
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.files import read_json, read_tensors, verify_checksum
+from vardrop._core.values import to_json
+from vardrop.recipes import METHODS, BaseRecipe
 
 CHECKPOINT, BEST, HISTORY = "checkpoint.safetensors", "best.safetensors", "history.jsonl"
 PROGRESS = "checkpoint.json"  # the values of the checkpoint without its tensors
@@ -81,24 +84,14 @@ class StoredRun:
         types = {row.get("name"): row.get("kind") for row in self.results.get("layers") or []}
         return f"{types.get(layer) or 'layer'} {layer}" if layer.isdigit() else layer
 
-    def layers(self, prefix: str) -> dict[str, Tensor]:
-        """The arrays called `<prefix>.<layer>` by layer, in the order of the model."""
-        arrays = self.sets(prefix, ".")
-        # The file has no order. The history lists the layers in the order of the model.
-        order = list((self.history[-1].get("sparsity") or {}) if self.history else ())
-        rank = {name: i for i, name in enumerate(order)}
-        return {k: arrays[k] for k in sorted(arrays, key=lambda k: rank.get(k, len(rank)))}
-
     def fractions(self) -> dict[str, float]:
         """The fraction of the weights of each layer that pruning removes."""
-        pruned = self.layers("weight_pruned")
-        if not pruned and self.history:
-            return dict(self.history[-1].get("sparsity") or {})
-        return {name: float((w == 0).double().mean()) for name, w in pruned.items()}
+        removed = (self.results.get("compression") or {}).get("removed")
+        return dict(removed or (self.history or [{}])[-1].get("sparsity") or {})
 
-    def sets(self, prefix: str, separator: str = "_") -> dict[str, Tensor]:
-        """The arrays called `<prefix><separator><name>`, by name."""
-        start = prefix + separator
+    def sets(self, prefix: str) -> dict[str, Tensor]:
+        """The arrays called `<prefix>_<name>`, by name."""
+        start = f"{prefix}_"
         names = sorted(name for name in self.arrays if name.startswith(start))
         return {name.removeprefix(start): self.arrays[name] for name in names}
 
@@ -246,3 +239,68 @@ def read_history(directory: Path) -> list[Record]:
 def _history_error(path: Path, problem: str) -> VardropError:
     text = f"Expected {path} to hold one JSON object per epoch, but got {problem}."
     return VardropError(f"{text} It is damaged. Remove it to continue without the curves.")
+
+
+def show(stored: Any) -> str:
+    """Stored JSON in one line of text, values of the library as `Type(field=value)`.
+
+    >>> show({"type": "Normal", "version": 1, "scale": 0.1})
+    'Normal(scale=0.1)'
+    >>> show({"torch": "2.13.0", "seeds": [0, 1]}), show(0.123456), show(None)
+    ('torch 2.13.0, seeds 0, 1', '0.1235', 'none')
+    """
+    if isinstance(stored, Mapping):
+        fields = {k: v for k, v in stored.items() if k not in ("type", "version") and is_set(v)}
+        if "type" in stored:
+            return f"{stored['type']}({', '.join(f'{k}={show(v)}' for k, v in fields.items())})"
+        return ", ".join(f"{k} {show(v)}" for k, v in fields.items())
+    if isinstance(stored, list | tuple):
+        return ", ".join(map(show, stored))
+    if isinstance(stored, float) and math.isfinite(stored):
+        return f"{stored:.4g}" if abs(stored) < 1e4 else f"{stored:,.0f}"
+    return "none" if stored is None else str(stored)
+
+
+def is_set(stored: object) -> bool:
+    """Whether a stored entry is not its empty default."""
+    return stored is not None and stored is not False and stored != []
+
+
+def flatten(stored: Mapping[str, Any], prefix: str = "") -> Record:
+    """Nested mappings as one, with the names joined.
+
+    >>> flatten({"data": {"name": "iris", "in_memory": False}, "seed": 0})
+    {'data name': 'iris', 'seed': 0}
+    """
+    flat: Record = {}
+    for key, entry in stored.items():
+        nested = isinstance(entry, Mapping)
+        flat |= flatten(entry, f"{prefix}{key} ") if nested else {f"{prefix}{key}": entry}
+    return {key: entry for key, entry in flat.items() if is_set(entry)}
+
+
+def method_name(method: BaseRecipe | Mapping[str, Any] | str | None) -> str:
+    """The name of the method that is nearest to a recipe, with the options that differ.
+
+    >>> import vardrop as vd
+    >>> method_name(vd.sparse_vd()), method_name(None)
+    ('sparse_vd', 'none')
+    >>> method_name(vd.bayes_by_backprop(prior=vd.priors.Normal(learned=True)))
+    'bayes_by_backprop (prior learned=True)'
+    """
+    stored = to_json(method) if isinstance(method, BaseRecipe) else method
+    if not isinstance(stored, Mapping):
+        return show(stored)
+    leaves, best, fewest = flatten(stored), show(stored), math.inf
+    for name, make in METHODS.items():
+        usual = flatten(to_json(make()))
+        changed = {k: v for k, v in leaves.items() if usual.get(k) != v and "version" not in k}
+        if _types(leaves) == _types(usual) and len(changed) < fewest:
+            options = ", ".join(f"{k.removesuffix(' type')}={show(v)}" for k, v in changed.items())
+            best, fewest = f"{name} ({options})" if changed else name, len(changed)
+    return best
+
+
+def _types(leaves: Record) -> Record:
+    """The types of the parts of a recipe, which identify the method, without the estimator."""
+    return {k: v for k, v in leaves.items() if k.endswith("type") and "estimator" not in k}

@@ -19,6 +19,7 @@ from tests.running import python
 from vardrop._core.files import with_checksum
 from vardrop.app.cli import main
 from vardrop.app.runs import Settings
+from vardrop.app.runs.models import RECOMMENDED
 
 
 def test_the_commands_of_a_day(folder, capsys):
@@ -91,15 +92,10 @@ def test_resume_goes_on_and_force_overwrites(folder, capsys):
     assert call("fit", "iris", "--out", out, "--epochs", 1, "--force") == 0
 
 
-def test_tensorboard_goes_into_the_directory_of_the_run(tmp_path):
-    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard")
-    assert call("fit", "iris", "--out", tmp_path / "r", "--epochs", 1, "--tensorboard") == 0
-    assert len(list((tmp_path / "r" / "tensorboard").iterdir())) == 1
-
-
 def test_methods_are_listed_with_papers(capsys):
-    lines = printed(capsys, "methods").out.splitlines()
-    assert any(line.startswith("sparse_vd") and "Molchanov" in line for line in lines)
+    recommended, _, every = printed(capsys, "methods").out.partition("All methods:")
+    assert {line.split()[0] for line in recommended.splitlines()[1:] if line} == set(RECOMMENDED)
+    assert re.search(r"sparse_vd .*\n +Molchanov", every)
     assert json.loads(printed(capsys, "methods", "--json").out.splitlines()[0])["name"] == "ard"
 
 
@@ -111,12 +107,25 @@ def test_help_has_an_example(command, capsys):
     assert f"vardrop {command}" in printed(capsys, command, "--help").out.rsplit("Example", 1)[1]
 
 
+HELP_GROUPS = "Arguments", "Main options", "Data", "Model and method", "Training"
+
+
+def test_summaries_are_complete_and_long_helps_have_groups(capsys):
+    out = printed(capsys, "--help").out
+    assert "..." not in out.partition("Commands:")[2]
+    for command in ("fit", "compare"):
+        titles = re.findall(r"^(\w[\w ]*):$", printed(capsys, command, "--help").out, re.MULTILINE)
+        assert titles == [*HELP_GROUPS, "Options"]
+    main = printed(capsys, "fit", "--help").out.partition("Main options:")[2].partition("\n\n")[0]
+    assert main.count("\n  --") == 10
+
+
 def test_every_setting_is_an_option_with_its_help_and_default(capsys):
     out = printed(capsys, "fit", "--help").out
     assert "vardrop fit --resume --out runs/a" in [line.strip() for line in out.splitlines()]
     assert "VARDROP_DATA" in out
     assert "shared" not in out  # which is a directory of ours
-    options = re.split(r"\n  --", out)
+    options = re.split(r"\n  --|\n\n", out)
     shown = {o.split()[0].replace("-", "_"): " ".join(o.split()) for o in options}
     assert "Examples per step" in shown["batch_size"]
     for field in dataclasses.fields(Settings):

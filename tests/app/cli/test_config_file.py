@@ -13,7 +13,7 @@ from tests.experiments.toy import describe, toy_training
 from tests.refusals import assert_refused
 from vardrop.app.cli.commands import import_experiments
 from vardrop.app.data import datasets as catalog
-from vardrop.app.report.summary import method_name
+from vardrop.app.store import method_name
 from vardrop.recipes import METHODS
 
 MINE = """

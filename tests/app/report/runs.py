@@ -55,9 +55,6 @@ def arrays(seed=0, rows=400):
         "epistemic_in": 0.1 * _entropy(probs), "epistemic_out_fashion-mnist": 0.3 * other,
         "log_prob": probs.gather(1, labels[:, None])[:, 0].log().double(),
     }  # fmt: skip
-    for name, shape in LAYERS.items():
-        found[f"weight.{name}"] = weight = 0.1 * torch.randn(shape, generator=g)
-        found[f"weight_pruned.{name}"] = weight * (torch.rand(shape, generator=g) < 0.3)
     return found
 
 

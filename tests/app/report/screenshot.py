@@ -13,7 +13,7 @@ from vardrop.app.cli import main
 
 COMMANDS = "fit digits --net lenet5 --out {0}", "evaluate {0} --ood photos"
 COMMANDS += "compress {0}", "report {0}"
-WIDTH, HEIGHT = 1100, 1720
+WIDTH, HEIGHT = 1280, 980
 
 
 def commanded(line):

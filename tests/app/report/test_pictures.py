@@ -23,7 +23,6 @@ SCORES = {"$a$": Estimate(0.5, 0.1, 0.3, 0.7), "b": Estimate(0.25)}
 DRAWN = {
     "training_curves": lambda ax: report.training_curves(HISTORY, ax),
     "layer_sparsity": lambda ax: report.layer_sparsity({"a": 0.5, "b": 1.0}, ax),
-    "weight_maps": lambda ax: report.weight_maps(WEIGHT, WEIGHT * 0, ax),
     "reliability_diagram": lambda ax: report.reliability_diagram(PROBS, LABELS, ax=ax),
     "uncertainty_histograms": lambda ax: report.uncertainty_histograms(LINE, {"o": LINE}, ax=ax),
     "risk_coverage_curve": lambda ax: report.risk_coverage_curve(LINE, LINE > 0.5, ax=ax),
@@ -70,14 +69,6 @@ def test_score_intervals_draw_dots_with_their_intervals():
 def test_layer_sparsity_draws_bars_of_the_given_length():
     bars = report.layer_sparsity({"a": 0.25, "b": 0.75}).patches
     assert [bar.get_width() for bar in bars] == [0.25, 0.75]
-
-
-def test_filters_are_tiled_in_order():
-    weight = torch.arange(4.0).repeat_interleave(4).reshape(4, 1, 2, 2)
-    (panel,) = report.weight_maps(weight).child_axes
-    cells = np.asarray(panel.images[0].get_array().filled(-1))
-    upper, lower = [0, 0, -1, 1, 1, -1, 2, 2], [3, 3, -1, -1, -1, -1, -1, -1]
-    assert cells.tolist() == [upper, upper, [-1] * 8, lower, lower]
 
 
 def test_reliability_dots_are_the_reliability_curve():
@@ -137,7 +128,6 @@ def test_dollar_signs_in_names_are_no_formula():
 WRONG = {
     "no epochs": (lambda: report.training_curves([]), "`history` to hold nll, kl, beta"),
     "no sparsity": (lambda: report.layer_sparsity({}), "`sparsity` to hold at least one number"),
-    "no weights": (lambda: report.weight_maps(torch.zeros(0, 3)), "`before` to hold at least one"),
     "lengths": (lambda: report.regression_band(LINE, *[LINE[:3]] * 4), "of one length"),
     "matrix": (lambda: report.uncertainty_histograms(torch.rand(3, 2)), "`inside` to hold one number per example"),
     "logits": (lambda: report.reliability_diagram(PROBS * 9, LABELS), "sum to one"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pandas as pd
 import pytest
@@ -16,6 +17,7 @@ from vardrop.app.data import load_dataset
 from vardrop.app.runs import Settings, build_net, compress, fit, load_run, resume
 from vardrop.app.runs.config import command
 from vardrop.app.runs.run_callbacks import RunCallback
+from vardrop.app.store import read_run
 from vardrop.testing import RECURRENT
 from vardrop.tuning import NotFiniteError
 
@@ -69,7 +71,7 @@ def test_a_run_holds_what_the_report_reads(classes):
     assert config["sizes"] == {"train": 105, "validation": 15, "test": 30}
     arrays, _ = read_tensors(classes.directory / "arrays.safetensors")
     assert arrays["probs"].shape == (30, 3)
-    assert {"labels", "entropy_in", "epistemic_in", "weight.1", "weight_pruned.1"} <= set(arrays)
+    assert {"labels", "entropy_in", "epistemic_in"} <= set(arrays)
     assert classes.report().name == "report.html"
     assert "mlp on iris, accuracy" in repr(classes)
 
@@ -84,6 +86,38 @@ def test_it_learns_and_prunes_without_loss(classes):
     x = classes.data.test.x
     assert torch.equal(loaded(x), small(x))
     assert runs.evaluate(classes)["compression"] == found
+
+
+def test_verbs_are_methods_of_a_run(classes, tmp_path):
+    shrunk = classes.compress(max_drop=0.0)
+    removed = read_run(classes.directory).fractions()
+    assert removed == classes.results["compression"]["removed"]
+    dead = sum(removed[layer.name] * layer.before.weights for layer in shrunk.plan.layers)
+    before, after = shrunk.plan.total("weights")
+    assert round(dead) == before - after
+    assert classes.evaluate(samples=4)["metrics"] == classes.results["metrics"]
+    assert classes.export(tmp_path / "a.onnx", 2, outputs=["probs"]) > 1000
+
+
+class Described(RunCallback):
+    text = ""
+
+    def describe(self, text):
+        self.text = text
+
+
+def test_a_fit_says_what_it_will_do_without_changing_the_result(tmp_path):
+    options = {**QUICK, "net": "mlp", "recipe": "sparse_vd"}
+    watch = Described()
+    told = fit("iris", out=tmp_path / "a", **{**options, "callback": watch})
+    silent = fit("iris", out=tmp_path / "b", **{**options, "callback": None, "progress": False})
+    assert told.results["metrics"] == silent.results["metrics"]
+    lines = dict(line.split(maxsplit=1) for line in watch.text.splitlines()[:6])
+    assert lines["data"] == "iris, examples: 105 train, 15 validation, 30 test"
+    assert lines["task"] == "classification, 3 classes"
+    assert lines["model"] == "mlp, 10,903 parameters"
+    assert (lines["method"], lines["output"]) == ("sparse_vd", str(tmp_path / "a"))
+    assert re.fullmatch(r"about \d+ (s|min) for 2 epochs on cpu, trials included", lines["time"])
 
 
 def test_few_rows_take_out_no_more_than_the_method_would(classes):
@@ -154,7 +188,7 @@ def test_a_net_of_ones_own(tmp_path, monkeypatch):
     longer = resume(run.directory, own(), RunCallback(), epochs=3)
     assert [r["epoch"] for r in longer.history] == [0, 1, 2]
     arrays, _ = read_tensors(longer.directory / "arrays.safetensors")
-    assert torch.equal(arrays["weight.1"], longer.net[1].weight)
+    assert torch.equal(arrays["probs"], longer.predict(longer.data.test.x).probs)
 
 
 def test_uncertainty_tells_out_of_distribution_images(tmp_path):

@@ -1,7 +1,6 @@
-"""Who is told about a training: machines by JSON lines, people by a bar, TensorBoard's files."""
+"""Who is told about a training: machines by JSON lines, people by a bar."""
 
 import json
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -25,40 +24,6 @@ def trained(directory, callback: run_callbacks.RunCallback, recipe):
     scores = lambda elbo: {"nll": 1.5, "accuracy": 0.5}
     Recorder(directory, validate=scores, callback=callback).run(loop)
     return net
-
-
-def test_tensorboard_holds_the_parts_of_the_loss_and_of_the_net(tmp_path):
-    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    net = trained(tmp_path, run_callbacks.TensorBoard(tmp_path / "board"), vd.sparse_vd())
-    found = EventAccumulator(str(tmp_path / "board")).Reload()
-    assert set(found.Tags()["scalars"]) >= {
-        "train/nll", "train/kl", "train/beta", "train/loss", "validation/nll",
-        "validation/accuracy", "sparsity/0", "sparsity/2",
-    }  # fmt: skip
-    history = read_history(tmp_path)
-    for part in ("nll", "kl", "beta"):
-        logged = [(e.step, e.value) for e in found.Scalars(f"train/{part}")]
-        assert logged == [(r["epoch"], pytest.approx(r[part], rel=1e-6)) for r in history]
-    assert found.Tags()["histograms"] == ["log_alpha/0", "log_alpha/2"]
-    last = found.Histograms("log_alpha/2")[-1]
-    assert last.step == 1
-    assert last.histogram_value.num == net[2].weight.numel()
-
-
-def test_tensorboard_takes_a_plain_net(tmp_path):
-    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard")
-    trained(tmp_path, run_callbacks.TensorBoard(tmp_path / "board"), None)
-    assert len(list((tmp_path / "board").iterdir())) == 1
-
-
-def test_tensorboard_that_is_not_installed_is_named(tmp_path, monkeypatch):
-    monkeypatch.delattr(torch.utils, "tensorboard", raising=False)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(vd.VardropError, match="TensorBoard is not installed.*pip install tensorb"):
-        run_callbacks.TensorBoard(tmp_path / "board")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_several_are_told_and_json_lines_are_json(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shlex
 import sys
@@ -40,17 +41,29 @@ bayes_by_backprop with a learned prior for tables and sparse_vd for images."""
 _DROP = f"""Largest loss on validation data: of accuracy ({MAX_DROPS["accuracy"]} by default), or as
 a fraction of the RMSE ({MAX_DROPS["rmse"]} by default)."""
 _OOD = f"An out-of-distribution image set: {', '.join(OUT_OF_DISTRIBUTION)}. May be repeated."
+_OPTION = "An option of the recipe, such as drop_rate=0.2. May be repeated."
 _SERVING = "Functions drawn in advance, one pass of mean and variance, or draws by the runtime."
 _COMPARED = "The directories of two or more runs, or the data if --recipes is used."
 _COMPARISON = "A directory for the table and picture, and with --recipes for the runs."
 _DATA_NAMES = o.complete(DATASETS)
 
-app = typer.Typer(name="vardrop", rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="vardrop",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"max_content_width": 100},
+)
 
 
 def command(*examples: str) -> Callable[[o.Command], o.Command]:
     """Register a command, with examples to copy at the end of its help."""
-    return app.command(epilog="\n".join(["\b", "Examples:", *(f"  {line}" for line in examples)]))
+    epilog = "\n".join(["\b", "Examples:", *(f"  {line}" for line in examples)])
+
+    def register(function: o.Command) -> o.Command:
+        summary = (inspect.getdoc(function) or "").partition("\n\n")[0]
+        return app.command(cls=o.GroupedCommand, short_help=summary, epilog=epilog)(function)
+
+    return register
 
 
 @app.callback(epilog="Example: vardrop fit digits --net lenet5 --out runs/a")
@@ -84,7 +97,7 @@ def demo(
 
 @command("vardrop methods")
 def methods(json: o.JSON = False) -> None:
-    """List the named methods, one line each, with the paper."""
+    """Recommend a method for each purpose, and list all methods with their papers."""
     printing.methods(runs.methods(), json)
 
 
@@ -103,7 +116,7 @@ def fit(
     recipe: Annotated[
         MaybeText, Option(help=_METHODS, autocompletion=o.complete([*METHODS, "none"]))
     ] = None,
-    option: Annotated[MaybeTexts, Option(help="Of the recipe: drop_rate=0.2; repeatable.")] = None,
+    option: Annotated[MaybeTexts, Option(help=_OPTION, metavar="<name=value>")] = None,
     out: Annotated[MaybePath, Option(help="A directory; runs/<data>-<number> by default.")] = None,
     validation: o.VALIDATION = None,
     test: o.TEST = None,
@@ -113,7 +126,6 @@ def fit(
     resume: Annotated[bool, Option("--resume", help="Continue the run in --out.")] = False,
     force: Annotated[bool, Option("--force", help="Overwrite the run in --out.")] = False,
     json: o.JSON = False,
-    tensorboard: Annotated[bool, Option("--tensorboard", help="Log for TensorBoard.")] = False,
     config: o.CONFIG = None,
     **settings: Any,
 ) -> None:
@@ -133,7 +145,7 @@ def fit(
         chosen_recipe = "auto" if recipe is None else method_named(recipe, recipe_options)
     typed = f"vardrop fit --resume --out {shlex.quote(str(path))}"
     with _on_interrupt(f"Resume with `{typed}`.", path):
-        options["callback"] = make_callback(context, json, path if tensorboard else None)
+        options["callback"] = make_callback(context, json)
         if not resume:
             parts = {"validation": validation, "test": test, "directory": data_dir}
             options |= {"include": include, "exclude": exclude, "force": force, **parts}
@@ -163,7 +175,7 @@ def _on_interrupt(text: str, run: Path | None = None) -> Iterator[None]:
 
 def _check_resume(out: Path | None, context: typer.Context) -> Path:
     """The run to resume. Only settings can be combined with --resume."""
-    allowed = _SETTINGS | {"out", "resume", "json", "tensorboard", "config"}
+    allowed = _SETTINGS | {"out", "resume", "json", "config"}
     if out is None:
         raise typer.BadParameter("--resume requires --out, the directory of the run.")
     for name in context.params.keys() - allowed:
@@ -174,18 +186,13 @@ def _check_resume(out: Path | None, context: typer.Context) -> Path:
     return out
 
 
-def make_callback(
-    context: typer.Context, json: bool, tensorboard: Path | None
-) -> run_callbacks.RunCallback:
+def make_callback(context: typer.Context, json: bool) -> run_callbacks.RunCallback:
     """JSON lines with --json, else text and a progress bar. Other processes print nothing."""
     chosen: list[run_callbacks.RunCallback] = []
-    if os.environ.get("RANK", "0") == "0":
-        if not context.obj:  # --quiet
-            chosen.append(run_callbacks.JsonLines() if json else run_callbacks.TextLines())
-            if run_callbacks.on_terminal() and not json:
-                chosen.append(run_callbacks.ProgressBar())
-        if tensorboard is not None:
-            chosen.append(run_callbacks.TensorBoard(tensorboard / "tensorboard"))
+    if os.environ.get("RANK", "0") == "0" and not context.obj:  # --quiet
+        chosen.append(run_callbacks.JsonLines() if json else run_callbacks.TextLines())
+        if run_callbacks.on_terminal() and not json:
+            chosen.append(run_callbacks.ProgressBar())
     return run_callbacks.CallbackList(chosen)
 
 
@@ -331,7 +338,7 @@ def compare(
                 method_named(name)
         _check_settings(options, net)
         out = out or free_directory(f"{Path(compared[0]).stem}-comparison")
-        options["callback"] = make_callback(context, json, None)
+        options["callback"] = make_callback(context, json)
         typed = f"--out {shlex.quote(str(out))}"
         with _on_interrupt(f"Run the same command with {typed} to resume."):
             comparison = runs.compare_methods(compared[0], names, seeds, out=out, **options)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 import typer
 from typer import Argument, Option
+from typer.core import TyperCommand
 
 import vardrop
 from vardrop._core.errors import VardropError
@@ -23,6 +24,34 @@ from vardrop.app.runs import NETS, Settings
 from vardrop.app.runs.settings import FEW
 
 Command = TypeVar("Command", bound=Callable[..., None])
+# The groups of a long help, the options that matter most first.
+_GROUPS = {
+    "Main options": "recipes seeds scores target recipe net out epochs beta test seed device "
+    "resume",
+    "Data": "task drop id weight split group time stratify validation data_dir sep decimal "
+    "thousands date_format",
+    "Model and method": "option include exclude pretrain heteroscedastic class_weight",
+    "Training": "batch_size lr noise_lr weight_decay rate warmup samples clip patience folds "
+    "compare precision compile checkpoint_seconds",
+}
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help shows the options in groups if there are many."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and options of the help."""
+        params = {str(param.name): param for param in self.get_params(ctx)}
+        groups = {"Arguments": [n for n, p in params.items() if p.param_type_name == "argument"]}
+        if "epochs" in params:
+            groups |= {title: names.split() for title, names in _GROUPS.items()}
+        listed = {name for names in groups.values() for name in names}
+        groups["Options"] = [name for name in params if name not in listed]
+        for title, names in groups.items():
+            records = [params[name].get_help_record(ctx) for name in names if name in params]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(list(filter(None, records)))
 
 
 def complete(names: Iterable[str]) -> Callable[[str], list[str]]:
@@ -41,7 +70,8 @@ MaybePath = Path | None
 MaybeText = str | None
 MaybeTexts = list[str] | None
 Fraction = float | None
-_NETS = f"{', '.join(NETS)}. The default is mlp, and mlp50 for a table of fewer than {FEW} rows."
+_NETS = f"""{", ".join(NETS)}, or hidden widths such as dense-64-32. The default is mlp, and mlp50
+for a table of fewer than {FEW} rows."""
 _CONFIG = "A TOML file with options, such as epochs = 20. Command-line options override it."
 
 # The options that several commands have.
@@ -104,7 +134,7 @@ def _option(field: dataclasses.Field[Any], kind: Any, text: str) -> Any:
     elif get_origin(kind) is Literal:
         kind, options = str, {"autocompletion": complete(get_args(kind))}
     elif get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis:
-        kind, text = list[str], f"{text} May be repeated."
+        kind, text, options = list[str], f"{text} May be repeated.", {"metavar": "<str>"}
     elif get_origin(kind) is tuple:
         kind, options = str, {"parser": _pair, "metavar": "<start,end>"}
     return Annotated[kind | None, Option(name, help=text, **options)]

@@ -36,12 +36,16 @@ def _print_event(event: str, run: Run, content: Mapping[str, Any]) -> None:
 
 
 def methods(listed: Sequence[Method], as_json: bool) -> None:
-    """Print the named methods, one line each."""
+    """Print the recommended methods, then all of them with their papers."""
+    if as_json:
+        return print("\n".join(json.dumps(method._asdict()) for method in listed))
     width = max(len(method.name) for method in listed)
+    first = [f"  {method.name:<{width}}  {method.use}" for method in listed if method.use]
+    print("\n".join(["Recommended:", *first, "", "All methods:"]))
     for method in listed:
-        paper = f" [{method.paper}]" if method.paper else ""
-        text = f"{method.name:<{width}}  {method.summary}{paper}"
-        print(json.dumps(method._asdict()) if as_json else text)
+        print(f"  {method.name:<{width}}  {method.summary}")
+        if method.paper:
+            print(f"{'':{width + 4}}{method.paper}")
 
 
 def run(run: Run, as_json: bool) -> None:
@@ -69,7 +73,7 @@ def _print_scores(head: str, scored: Mapping[str, Any]) -> None:
     columns = score_columns(scored)
     table = Table("score", *(Column(name, justify="right") for name in columns), "better")
     lines = [
-        (title(name), name, [number(scores.get(name)) for scores in columns.values()])
+        (title(name), name, [number(s[name]) if name in s else "" for s in columns.values()])
         for name in next(iter(columns.values()), {})
     ]
     gaps = [""] * (len(columns) - 1)

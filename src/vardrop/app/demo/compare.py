@@ -191,7 +191,7 @@ def _page(scores: dict[str, list[Scores]], sentences: list[str]) -> str:
     size = "Error bars are standard errors over test sets; up and left is better."
     return page.render(
         title="digits of unseen writers",
-        notes=sentences,
+        verdicts={"": [sentence.split(": ", 1) for sentence in sentences]},
         scores=table,
         pictures=[
             ("Corrupted digits", caption, [make_card("NLL", "NLL", plot_strengths(scores))]),

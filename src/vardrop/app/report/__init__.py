@@ -15,6 +15,5 @@ from vardrop.app.report.pictures import (
     score_intervals as score_intervals,
     training_curves as training_curves,
     uncertainty_histograms as uncertainty_histograms,
-    weight_maps as weight_maps,
 )
 from vardrop.app.store import StoredRun as StoredRun, read_run as read_run

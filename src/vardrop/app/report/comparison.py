@@ -72,7 +72,7 @@ class Comparison:
         return list(scores)
 
     def difference_text(self, model: str, score: str) -> str:
-        """The difference of a model from the first one, with "better" or "worse" if it is clear."""
+        """The difference of a model from the first one, and whether it is better or worse."""
         difference = self.differences.get(model, {}).get(score)
         if difference is None:
             return ""
@@ -113,11 +113,8 @@ class Comparison:
                 other = self.differences.get(model, {}).get(name, Estimate(float("nan")))
                 difference = {f"difference_{k}": v for k, v in other._asdict().items()}
                 rows.append({"name": model, "score": name, **estimate._asdict(), **difference})
-        return (
-            import_optional("pandas")
-            .DataFrame(rows)
-            .rename(columns={"difference_value": "difference"})
-        )
+        frame = import_optional("pandas").DataFrame(rows)
+        return frame.rename(columns={"difference_value": "difference"})
 
     def to_json(self) -> Record:
         """The comparison as plain dictionaries."""

@@ -16,7 +16,6 @@ from vardrop.app.store import StoredRun
 # A picture may have several parts, such as one per layer, and none if its data are missing.
 Parts = dict[str, Axes]
 _LEVEL = 0.95  # the level of stored intervals
-_MAPS = 6  # layers whose weights are drawn
 
 
 class Card(NamedTuple):
@@ -100,18 +99,11 @@ def _layers(run: StoredRun) -> Parts:
     return {"": pictures.layer_sparsity(fractions)} if fractions else {}
 
 
-def _maps(run: StoredRun) -> Parts:
-    before, after = run.layers("weight"), run.layers("weight_pruned")
-    small = [name for name, weight in before.items() if pictures.fits_on_map(weight)][:_MAPS]
-    return {run.label(n): pictures.weight_maps(before[n], after.get(n)) for n in small}
-
-
 _RELIABILITY = "On the diagonal the model is calibrated, below it overconfident."
 _BAND = "The 95% interval should hold 95% of the test examples."
 _RISK = "Error when the most uncertain examples are rejected; it should fall to the left."
 _HISTOGRAMS = "Out-of-distribution inputs should be to the right of the bars."
 _TRAINING = "NLL per example, KL of all weights, and beta, the weight of the KL."
-_MAPS_TEXT = "Red is positive, blue negative, blank zero."
 PICTURES = (
     Picture("Reliability", _RELIABILITY, _reliability),
     Picture("Prediction interval", _BAND, _band),
@@ -119,5 +111,4 @@ PICTURES = (
     Picture("Uncertainty in and out of distribution", _HISTOGRAMS, _histograms),
     Picture("Training curves", _TRAINING, _training),
     Picture("Sparsity by layer", "Fraction of the weights that pruning removes.", _layers),
-    Picture("Weights before and after", _MAPS_TEXT, _maps),
 )

@@ -83,7 +83,9 @@ def render(**parts: Any) -> str:
     empty: dict[str, Any] = {
         "runs": {},
         "verdicts": {},
-        "intervals": None,
+        "notes": [],
+        "others": Table([], []),
+        "first": None,
         "confusions": {},
         "facts": Table([], []),
     }
@@ -92,15 +94,20 @@ def render(**parts: Any) -> str:
 
 def _render(runs: Runs) -> str:
     compared, several = compare_stored(runs), len(runs) > 1
+    pictures = [(p.title, p.caption, cards) for p in PICTURES if (cards := p.cards(runs))]
+    if several and compared.select():
+        pictures.insert(0, ("", "", [make_card(_SCORES, _SCORES, compared.plot())]))
+    main, others = _score_tables(runs, compared)
     return render(
         title=", ".join(runs) if len(runs) <= _NAMED else f"{len(runs)} runs",
         runs=runs,
-        verdicts={name: summary.verdict(run, compared.scores[name]) for name, run in runs.items()},
+        verdicts={name: summary.verdict(name, run, compared) for name, run in runs.items()},
         describe=summary.describe,
         notes=_notes(runs, compared),
-        scores=_score_table(runs, compared),
-        intervals=several and compared.select() and make_card(_SCORES, _SCORES, compared.plot()),
-        pictures=[(p.title, p.caption, cards) for p in PICTURES if (cards := p.cards(runs))],
+        scores=main,
+        others=others,
+        first=pictures[0][2].pop(0) if pictures else None,
+        pictures=pictures,
         confusions={
             f"Confusion of {name}" if several else "Confusion": _confusion_table(run)
             for name, run in runs.items()
@@ -116,8 +123,8 @@ def _notes(runs: Runs, compared: Comparison) -> list[str]:
     return [*texts, *compared.notes]
 
 
-def _score_table(runs: Runs, compared: Comparison) -> Table:
-    """Scores of the runs and their baselines, out-of-distribution detection, and sizes."""
+def _score_tables(runs: Runs, compared: Comparison) -> tuple[Table, Table]:
+    """The main scores of the runs and their baselines with sizes, and the other scores."""
     labels = {name: name if len(runs) > 1 else MODEL for name in runs}
     columns: dict[str, dict[str, Cell]] = {label: {} for label in labels.values()}
     for name, run in runs.items():
@@ -136,13 +143,16 @@ def _score_table(runs: Runs, compared: Comparison) -> Table:
             columns[label if same else f"{label}, {name}"] = cells
     keys = dict.fromkeys(key for cells in columns.values() for key in cells)
     names = {k: Cell(s.title, f"{s.text}; {s.better} is better") for k, s in SCORES.items()}
-    rows = [
-        [names.get(k, Cell(k)), *(c.get(k, Cell(_GAP)) for c in columns.values())] for k in keys
-    ]
+    rows = {
+        k: [names.get(k, Cell(k)), *(c.get(k, Cell(_GAP)) for c in columns.values())] for k in keys
+    }
+    shown = {*compared.select(), "nll_held_out"} if compared.select() else {*keys}
+    main = [row for k, row in rows.items() if k in shown or k not in SCORES]
+    others = [row for k, row in rows.items() if row not in main]
     text = "In brackets: 95% intervals over the test examples."
     if compared.differences:
         text += f" Below them: the difference from {compared.reference} with its interval."
-    return Table(["", *columns], rows, text)
+    return Table(["", *columns], main, text), Table(["", *columns], others, text)
 
 
 def _confusion_table(run: StoredRun) -> Table:

@@ -5,17 +5,13 @@ Without `ax` a picture is drawn on a new figure, which `ax.figure` shows in a no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
-from numpy.typing import NDArray
-from torch import Tensor
 
 from vardrop import metrics
 from vardrop._core.errors import VardropError
@@ -264,63 +260,6 @@ def layer_sparsity(sparsity: Mapping[str, float], ax: Axes | None = None) -> Axe
     ax.xaxis.set_major_formatter(PercentFormatter(1))
     ax.tick_params(axis="y", length=0)
     return canvas.tidy(ax, x="weights removed")
-
-
-def weight_maps(before: Numbers, after: Numbers | None = None, ax: Axes | None = None) -> Axes:
-    """Draw the weights of a layer before and after pruning. Red is positive, blue is negative.
-
-    A dense layer is drawn as a matrix with outputs down and inputs across, a convolution as its
-    filters.
-
-    Args:
-        before: weights, shape (out, in, ...).
-        after: the same layer after pruning, drawn next to it on the same scale.
-        ax: the Axes to draw on, a new figure by default.
-
-    >>> import torch
-    >>> from vardrop.app.report import weight_maps
-    >>> ax = weight_maps(torch.randn(6, 1, 5, 5), torch.zeros(6, 1, 5, 5))
-    >>> [panel.get_title() for panel in ax.child_axes]
-    ['before', 'after, 0.0% left']
-    """
-    weight = canvas.numbers("before", before)
-    panels = {"before": weight}
-    if after is not None:
-        pruned = canvas.numbers("after", after)
-        panels[f"after, {np.count_nonzero(pruned) / pruned.size:.1%} left"] = pruned
-    ax = canvas.axes(ax)
-    ax.set_axis_off()
-    colours = colormaps["RdBu_r"].with_extremes(bad="#d8d8d8")  # between filters
-    scale = float(np.quantile(np.abs(weight), 0.99)) or 1.0
-    aspect: Literal["equal", "auto"] = "equal" if weight.ndim > 2 else "auto"
-    for i, (label, weights) in enumerate(panels.items()):
-        panel = ax.inset_axes((i * 0.52, 0.0, 0.48, 0.9))
-        panel.imshow(_to_matrix(weights), cmap=colours, vmin=-scale, vmax=scale, aspect=aspect)
-        panel.set_xticks([])
-        panel.set_yticks([])
-        panel.spines[:].set_color(canvas.GREY)
-        panel.set_title(label, fontsize=canvas.TEXT)
-    return ax
-
-
-def _to_matrix(weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A weight of any shape as one matrix. Filters of one channel are tiles with gaps."""
-    if weight.ndim != 4:
-        return weight.reshape(len(weight), -1) if weight.ndim > 1 else weight.reshape(1, -1)
-    if weight.shape[1] > 1:
-        out, into, height, width = weight.shape
-        return weight.transpose(0, 2, 1, 3).reshape(out * height, into * width)
-    across = math.ceil(math.sqrt(1.6 * len(weight)))
-    edges = [(0, -len(weight) % across), (0, 1), (0, 1)]
-    tiles = np.pad(weight[:, 0], edges, constant_values=np.nan)
-    height, width = tiles.shape[1:]
-    grid = tiles.reshape(-1, across, height, width).swapaxes(1, 2)
-    return grid.reshape(-1, across * width)[:-1, :-1]
-
-
-def fits_on_map(weight: Tensor, cells: int = 512) -> bool:
-    """Whether single weights of a layer are visible in `weight_maps`."""
-    return max(weight.shape[0], math.prod(weight.shape[1:])) <= cells
 
 
 def score_intervals(scores: Mapping[str, Mapping[str, Estimate]], ax: Axes | None = None) -> Axes:

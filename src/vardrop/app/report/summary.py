@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from vardrop._core.values import to_json
+from vardrop.app.report.comparison import Comparison
 from vardrop.app.score_texts import (
     MODEL,
     estimate_text,
@@ -16,72 +14,8 @@ from vardrop.app.score_texts import (
     score_columns,
     title,
 )
-from vardrop.app.store import Record, StoredRun
+from vardrop.app.store import StoredRun, flatten, is_set, method_name, show
 from vardrop.metrics.intervals import Estimate
-from vardrop.recipes import METHODS
-
-
-def show(stored: Any) -> str:
-    """Stored JSON in one line of text, values of the library as `Type(field=value)`.
-
-    >>> show({"type": "Normal", "version": 1, "scale": 0.1})
-    'Normal(scale=0.1)'
-    >>> show({"torch": "2.13.0", "seeds": [0, 1]}), show(0.123456), show(None)
-    ('torch 2.13.0, seeds 0, 1', '0.1235', 'none')
-    """
-    if isinstance(stored, Mapping):
-        fields = {k: v for k, v in stored.items() if k not in ("type", "version") and _is_set(v)}
-        if "type" in stored:
-            return f"{stored['type']}({', '.join(f'{k}={show(v)}' for k, v in fields.items())})"
-        return ", ".join(f"{k} {show(v)}" for k, v in fields.items())
-    if isinstance(stored, list | tuple):
-        return ", ".join(map(show, stored))
-    if isinstance(stored, float) and math.isfinite(stored):
-        return f"{stored:.4g}" if abs(stored) < 1e4 else f"{stored:,.0f}"
-    return "none" if stored is None else str(stored)
-
-
-def _is_set(stored: object) -> bool:
-    return stored is not None and stored is not False and stored != []
-
-
-def flatten(stored: Mapping[str, Any], prefix: str = "") -> Record:
-    """Nested mappings as one, with the names joined.
-
-    >>> flatten({"data": {"name": "iris", "in_memory": False}, "seed": 0})
-    {'data name': 'iris', 'seed': 0}
-    """
-    flat: Record = {}
-    for key, entry in stored.items():
-        nested = isinstance(entry, Mapping)
-        flat |= flatten(entry, f"{prefix}{key} ") if nested else {f"{prefix}{key}": entry}
-    return {key: entry for key, entry in flat.items() if _is_set(entry)}
-
-
-def method_name(stored: Mapping[str, Any] | str | None) -> str:
-    """The name of the method that is nearest to a recipe, with the options that differ.
-
-    >>> import vardrop as vd
-    >>> method_name(to_json(vd.sparse_vd())), method_name(None)
-    ('sparse_vd', 'none')
-    >>> method_name(to_json(vd.bayes_by_backprop(prior=vd.priors.Normal(learned=True))))
-    'bayes_by_backprop (prior learned=True)'
-    """
-    if not isinstance(stored, Mapping):
-        return show(stored)
-    leaves, best, fewest = flatten(stored), show(stored), math.inf
-    for name, make in METHODS.items():
-        usual = flatten(to_json(make()))
-        changed = {k: v for k, v in leaves.items() if usual.get(k) != v and "version" not in k}
-        if _types(leaves) == _types(usual) and len(changed) < fewest:
-            options = ", ".join(f"{k.removesuffix(' type')}={show(v)}" for k, v in changed.items())
-            best, fewest = f"{name} ({options})" if changed else name, len(changed)
-    return best
-
-
-def _types(leaves: Record) -> Record:
-    """The types of the parts of a recipe, which identify the method, without the estimator."""
-    return {k: v for k, v in leaves.items() if k.endswith("type") and "estimator" not in k}
 
 
 def describe(run: StoredRun) -> str:
@@ -97,9 +31,16 @@ def describe(run: StoredRun) -> str:
     )
 
 
-def verdict(run: StoredRun, scores: Mapping[str, Estimate]) -> list[tuple[str, str]]:
+def verdict(name: str, run: StoredRun, compared: Comparison) -> list[tuple[str, str]]:
     """The main results, each in a few words and a sentence."""
-    return [_quality(run, scores), *_against_plain(run), *_compression(run)]
+    first, against = compared.reference, compared.differences.get(name, {})
+    main = [score for score in compared.select() if score in against]
+    words = {title(score): judge_difference(score, against[score]) for score in main}
+    clear = ", ".join(f"{word} in {score}" for score, word in words.items() if word)
+    head = f"{clear} than {first}" if clear else f"no clear difference from {first}"
+    text = "; ".join(f"{title(score)} {compared.difference_text(name, score)}" for score in main)
+    findings = [_quality(run, compared.scores[name]), (head, f"on test data: {text}.")]
+    return [*findings[: 2 if main else 1], *_against_plain(run), *_compression(run)]
 
 
 def _quality(run: StoredRun, scores: Mapping[str, Estimate]) -> tuple[str, str]:
@@ -111,7 +52,7 @@ def _quality(run: StoredRun, scores: Mapping[str, Estimate]) -> tuple[str, str]:
     name = next((n for n in metrics if n != "nll"), "nll")
     text = "on test data" if run.results.get("metrics") else "on held-out examples"
     for label, other in columns.items():
-        text += f"; {label}: {number(other.get(name))}"
+        text += f"; {label}: {number(other[name])}" if name in other else ""
     score = estimate_text(scores[name]) if name in scores else number(metrics[name])
     return f"{title(name)} {score}", f"{text}."
 
@@ -137,7 +78,8 @@ def _compression(run: StoredRun) -> list[tuple[str, str]]:
     weights, macs = (stored[f"{k}_after"] / stored[f"{k}_before"] for k in ("weights", "macs"))
     before, after = (number(stored[f"test_score_{when}"]) for when in ("before", "after"))
     head = f"{weights:.1%} of the weights and {macs:.1%} of the multiplications left"
-    text = f"after compression; {title(stored['score'])} on test data {before} to {after}."
+    size = f"; packed file: {packed:,} bytes" if (packed := stored.get("packed_bytes")) else ""
+    text = f"after compression; {title(stored['score'])} on test data {before} to {after}{size}."
     return [(head, text)]
 
 
@@ -149,7 +91,7 @@ def notes(run: StoredRun) -> list[str]:
 
 def facts(run: StoredRun, flat: bool) -> dict[str, str]:
     """The configuration of a run by name, settings one by one if `flat`, and its training time."""
-    config = {k: v for k, v in run.config.items() if k not in ("version", "rows") and _is_set(v)}
+    config = {k: v for k, v in run.config.items() if k not in ("version", "rows") and is_set(v)}
     config["method"] = method_name(run.config.get("method"))
     entries = flatten(config) if flat else config
     pairs = {name.replace("_", " "): show(entry) for name, entry in entries.items()}

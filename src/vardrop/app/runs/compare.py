@@ -15,14 +15,13 @@ from torch import nn
 from vardrop._core.checks import check_integer, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.files import digest
-from vardrop._core.values import to_json
 from vardrop.app.data import Roles, load_dataset
 from vardrop.app.runs.config import free_directory, prepare, working
 from vardrop.app.runs.fit import fit, resume
 from vardrop.app.runs.models import method_named
 from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.score_texts import BOUNDS, number
-from vardrop.app.store import StoredRun, read_run
+from vardrop.app.store import StoredRun, method_name, read_run
 from vardrop.metrics.intervals import Estimate, repetition_estimate
 from vardrop.recipes import BaseRecipe
 
@@ -95,7 +94,7 @@ def compare_methods(
         tensors = {} if isinstance(net, str) else net.state_dict()
         for label, method in methods.items():
             content = digest(f"{checksum} {net!r} {method!r} {settings}", tensors)
-            identity = re.sub(r"[^\w.=-]+", "-", f"{_name(method)}-{content[:12]}")
+            identity = re.sub(r"[^\w.=-]+", "-", f"{method_name(method)}-{content[:12]}")
             for seed in numbers:
                 watch = callback and callback.trial(f"{label}, seed {seed}")
                 arguments = {"recipe": method, "seed": seed, "callback": watch, **options}
@@ -120,7 +119,7 @@ def _methods(recipes: Sequence[Method] | Mapping[str, Method]) -> dict[str, Meth
         check_type("recipes", recipe, BaseRecipe | str | None, "names of methods, recipes or None")
         named = isinstance(recipe, str) and recipe != "auto"
         method = method_named(recipe) if named else recipe  # type: ignore[arg-type]
-        name = str(label) or (recipe if isinstance(recipe, str) else _name(method))
+        name = str(label) or (recipe if isinstance(recipe, str) else method_name(method))
         if name in methods:
             text = f"Expected methods with different names, but got {name} twice."
             raise VardropError(f"{text} Pass labels: recipes={{'a': ..., 'b': ...}}.")
@@ -128,12 +127,6 @@ def _methods(recipes: Sequence[Method] | Mapping[str, Method]) -> dict[str, Meth
     if not methods:
         raise VardropError("Expected `recipes` to name at least one method, but got none.")
     return methods
-
-
-def _name(method: Method) -> str:
-    from vardrop.app.report.summary import method_name
-
-    return method_name(to_json(method) if isinstance(method, BaseRecipe) else method)
 
 
 def _seeds(seeds: int | Sequence[int]) -> list[int]:

@@ -14,24 +14,15 @@ from torch import Tensor, nn
 
 from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
-from vardrop._core.files import remove, write_tensors
+from vardrop._core.files import remove
 from vardrop.app.data import Part
 from vardrop.app.runs.config import working
 from vardrop.app.runs.run import Model, Run, likelihood_for, predict_tensor
 from vardrop.app.runs.run_export import check_target, export_small
 from vardrop.app.store import Record
-from vardrop.compression import (
-    ShrinkPlan,
-    Shrunk,
-    choose_threshold,
-    pack,
-    save,
-    shrink,
-    zero_pruned_weights,
-)
+from vardrop.compression import ShrinkPlan, Shrunk, choose_threshold, pack, save, shrink
 from vardrop.conversion import revert
-from vardrop.layers import Variational
-from vardrop.noisy import has_noise, relevance, tensor_name
+from vardrop.noisy import has_noise, relevance
 from vardrop.tuning.slim import slim
 from vardrop.tuning.slim_report import Slimmed
 
@@ -66,7 +57,6 @@ def compress(
     with working(run.directory):
         threshold, shrunk = shrink_model(run, run.data.validation, max_drop, sparsity)
         packed = pack(shrunk, run.directory / PACKED).bytes
-        _store_pruned(run, threshold)
         _store(run, *shrunk, onnx, threshold=threshold, packed_bytes=packed)
     return shrunk
 
@@ -160,19 +150,10 @@ def _store(
         "macs_before": macs,
         "macs_after": macs_left,
         "layers": [dataclasses.asdict(layer) for layer in plan.layers],
+        "removed": {x.name: 1 - x.after.weights / max(1, x.before.weights) for x in plan.layers},
         "bytes": save(small, run.directory / SMALL),
         **others,
     }
     if onnx is not None:
         content["onnx_bytes"] = export_small(run, small, onnx)
     run.keep({**run.results, "compression": content})
-
-
-def _store_pruned(run: Run, threshold: float) -> None:
-    """Store the weights of the noisy layers after pruning, for the report."""
-    arrays, pruned = run.arrays(), zero_pruned_weights(run.net, threshold)[0]
-    for name, module in run.net.named_modules():
-        for tensor in module.weight_axes if isinstance(module, Variational) else ():
-            weight = getattr(pruned.get_submodule(name), tensor)
-            arrays[f"weight_pruned.{tensor_name(name, tensor)}"] = weight
-    write_tensors(run.directory / "arrays.safetensors", arrays)

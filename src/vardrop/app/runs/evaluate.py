@@ -21,11 +21,8 @@ from vardrop.app.runs.config import check_output, working
 from vardrop.app.runs.predictions import prediction_table, row_names
 from vardrop.app.runs.run import SAMPLES, Run
 from vardrop.app.store import Record
-from vardrop.compression import zero_pruned_weights
-from vardrop.gates import Gate
 from vardrop.layers import Variational
 from vardrop.metrics.validate import weighted_mean
-from vardrop.noisy import has_noise, relevance, tensor_name
 
 if TYPE_CHECKING:
     import pandas
@@ -102,7 +99,7 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> Record
             content["ood"] = {**content["ood"], name: areas}
     elif ood:
         raise VardropError(f"OOD detection needs test rows. {_UNTESTED}")
-    write_tensors(run.directory / "arrays.safetensors", {**_layer_arrays(run.net), **arrays})
+    write_tensors(run.directory / "arrays.safetensors", arrays)
     run.keep(content)
     return run.results
 
@@ -155,21 +152,6 @@ def _layers(net: nn.Module) -> list[Record]:
         if counts:
             layers.append({"name": name, "kind": type(module).__name__, "weights": sum(counts)})
     return layers
-
-
-@torch.no_grad()
-def _layer_arrays(net: nn.Module) -> dict[str, Tensor]:
-    """Weights of the noisy layers, before and after pruning by the rule of the method."""
-    layers = {n: m for n, m in net.named_modules() if isinstance(m, Variational)}
-    tensors = [(name, w) for name, layer in layers.items() for w in layer.weight_axes]
-    arrays = {f"weight.{tensor_name(n, w)}": getattr(layers[n], w) for n, w in tensors}
-    depends = any(isinstance(m, Gate) and m.noise.input_dependent for m in net.modules())
-    if has_noise(net) and relevance(net) and not depends:  # else there is no constant mask
-        after = dict(zero_pruned_weights(net)[0].named_parameters())
-        for name, w in tensors:
-            if f"{name}.{w}" in after:
-                arrays[f"weight_pruned.{tensor_name(name, w)}"] = after[f"{name}.{w}"]
-    return arrays
 
 
 def evaluate_rows(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -28,7 +29,8 @@ from vardrop.app.runs.run import Run, fresh_net, load_same_data
 from vardrop.app.runs.run_callbacks import ProgressBar, RunCallback, on_terminal
 from vardrop.app.runs.settings import Settings
 from vardrop.app.runs.training import read_phase
-from vardrop.app.runs.trials import FitJob, run_fit_job
+from vardrop.app.runs.trials import FitJob, estimate_seconds, run_fit_job
+from vardrop.app.store import method_name
 from vardrop.conversion import convert
 from vardrop.recipes import BaseRecipe, HeadRecipe
 
@@ -121,10 +123,31 @@ def fit(
         with new_directory(path, force) if world.first else nullcontext():
             if world.first:
                 config.write(path)
-            if world.first and callback is not None and dataset.preprocessing is not None:
-                reading = source if is_table(source.name) else None
-                callback.describe(describe(dataset.preprocessing, reading))
-            return _finish(FitJob(config, path, dataset, model, world), callback, progress)
+            job = FitJob(config, path, dataset, model, world)
+            if world.first and callback is not None:
+                callback.describe(_describe_job(job))
+            return _finish(job, callback, progress)
+
+
+def _describe_job(job: FitJob) -> str:
+    """The data, the task, the model, the method, the directory and the expected time of a fit."""
+    config, about, columns = job.config, job.config.about, job.data.preprocessing
+    sizes = ", ".join(f"{count:,} {part}" for part, count in about.sizes.items() if count)
+    seconds, epochs = estimate_seconds(job), config.settings.epochs
+    span = f"{math.ceil(seconds)} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+    classes = f", {len(about.classes)} classes" if about.classes else ""
+    weights = sum(p.numel() for p in job.net.parameters())
+    lines = [
+        f"data    {about.name}, examples: {sizes}",
+        f"task    {about.task}{classes}",
+        f"model   {config.net}, {weights:,} parameters",
+        f"method  {method_name(config.method)}",
+        f"output  {job.path}",
+        f"time    about {span} for {epochs} epochs on {job.world.device}, trials included",
+    ]
+    if columns is not None:
+        lines.append(describe(columns, config.data if is_table(config.data.name) else None))
+    return "\n".join(lines)
 
 
 def _describe_source(

@@ -24,12 +24,23 @@ _WIDEST = 32  # of an embedding
 Shape = tuple[int, ...]
 
 
+# The methods to try first, with their purpose. The evidence is in docs/choose.md.
+RECOMMENDED = {
+    "bayes_by_backprop": "uncertainty, shifted or out-of-distribution inputs. Default for tables",
+    "sparse_vd": "fewer bytes: most weights can be removed. Default for images",
+    "mc_dropout": "uncertainty of a model that has dropout layers, without training",
+    "l0": "fewer units, channels and attention heads",
+    "dropmax": "few labels of many classes",
+}
+
+
 class Method(NamedTuple):
-    """A named method with a summary in one line and its paper."""
+    """A named method with a summary in one line, its paper, and its use if it is recommended."""
 
     name: str
     summary: str
     paper: str
+    use: str
 
 
 def methods() -> list[Method]:
@@ -41,7 +52,8 @@ def methods() -> list[Method]:
     described = []
     for name, function in METHODS.items():
         paragraphs = [" ".join(p.split()) for p in (inspect.getdoc(function) or "").split("\n\n")]
-        described.append(Method(name, paragraphs[0], paragraphs[-1] if paragraphs[1:] else ""))
+        paper = paragraphs[-1] if paragraphs[1:] else ""
+        described.append(Method(name, paragraphs[0], paper, RECOMMENDED.get(name, "")))
     return described
 
 

@@ -8,7 +8,7 @@ import functools
 import math
 import os
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import pandas
 
     from vardrop.app.data.inputs import Array, Source
+    from vardrop.compression import Shrunk
 
 _BATCH = 1000
 SAMPLES = 32
@@ -289,6 +290,49 @@ class Run(Model):
     def advice(self) -> str:
         """Advice if the model is not better than a simpler one; empty otherwise."""
         return str(self.results.get("held_out", {}).get("advice", ""))
+
+    def evaluate(self, ood: Sequence[str] = (), samples: int = SAMPLES) -> Record:
+        """Score the run on its test data, see `vardrop.app.runs.evaluate`.
+
+        Args:
+            ood: image sets for out-of-distribution detection.
+            samples: draws of the noise.
+
+        Returns:
+            The content of results.json.
+        """
+        from vardrop.app.runs.evaluate import evaluate
+
+        return evaluate(self, ood, samples)
+
+    def compress(self, **options: Any) -> Shrunk:
+        """Remove irrelevant weights or units, see `vardrop.app.runs.compress`.
+
+        Args:
+            options: `max_drop`, the largest loss on validation data; `sparsity`, the fraction of
+                weights or units to remove instead; `onnx`, a file to write the small model to.
+
+        Returns:
+            The small plain model and the plan.
+        """
+        from vardrop.app.runs.compress import compress
+
+        return compress(self, **options)
+
+    def export(self, path: str | Path, samples: int = SAMPLES, **options: Any) -> int:
+        """Write the run as one ONNX file, see `vardrop.app.runs.export_run`.
+
+        Args:
+            path: the file.
+            samples: functions drawn from the posterior. 0 uses the means of the weights.
+            options: `mode` and `outputs`.
+
+        Returns:
+            The number of bytes on disk.
+        """
+        from vardrop.app.runs.run_export import export_run
+
+        return export_run(self, path, samples, **options)
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the report as one HTML file.

@@ -1,4 +1,4 @@
-"""Callbacks of a run: a progress bar, JSON lines, TensorBoard."""
+"""Callbacks of a run: a progress bar, text and JSON lines."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from vardrop._core.checks import printable
-from vardrop._core.errors import VardropError, import_optional
+from vardrop._core.errors import import_optional
 from vardrop._core.files import to_json_safe
 from vardrop.app.store import Record
-from vardrop.noisy import has_noise, log_alpha
 from vardrop.tuning import Callback, Position
 
 if TYPE_CHECKING:
@@ -140,35 +138,6 @@ class ProgressBar(RunCallback):
 
     def stop(self) -> None:
         self._bar.stop()
-
-
-class TensorBoard(RunCallback):
-    """Writes NLL, KL, beta, validation scores, sparsity and alpha histograms for TensorBoard."""
-
-    def __init__(self, directory: Path) -> None:
-        try:
-            from torch.utils import tensorboard
-        except ImportError as absent:
-            text = "TensorBoard is not installed. Run `pip install tensorboard`."
-            raise VardropError(text) from absent
-        self._directory, self._writers = directory, tensorboard
-
-    def start(self, loop: Loop | StackedTraining) -> None:
-        self._writer = self._writers.SummaryWriter(str(self._directory))
-
-    def record(self, record: Record, elbo: ELBO) -> None:
-        step = record["epoch"]
-        for name in ("loss", "nll", "kl", "beta"):
-            self._writer.add_scalar(f"train/{name}", record[name], step)
-        for group in ("validation", "sparsity"):
-            for name, score in record[group].items():
-                self._writer.add_scalar(f"{group}/{name}", score, step)
-        if has_noise(elbo.net):
-            for name, ratios in log_alpha(elbo.net).items():
-                self._writer.add_histogram(f"log_alpha/{name}", ratios, step)
-
-    def stop(self) -> None:
-        self._writer.close()
 
 
 def on_terminal() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import timeit
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import nn
 
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop._core.processes import World
-from vardrop._core.rng import seed_generators
+from vardrop._core.rng import preserve_rng, seed_generators
 from vardrop.app.data import Part
 from vardrop.app.runs.checkpoint import load_module
 from vardrop.app.runs.config import Config
@@ -117,6 +118,25 @@ def train_stacked(
         load_module(elbo, read_tensors(path)[0], path)
         elbo.eval()
     return elbos
+
+
+def time_step(training: Training, net: nn.Module, device: torch.device) -> float:
+    """The seconds of a training step: the least of three, on copies of the model."""
+    settings = training.config.settings
+    with preserve_rng(device):
+        model = copy.deepcopy(net).to(device)
+        _convert(training.config, model, device)
+        count = min(settings.batch_size or 1, len(training.train.y))
+        rows = training.train.take(torch.arange(count)).to(device)
+        elbo = _make_objective(training, model, len(rows.y), device)
+        optimizer = torch.optim.Adam(_make_groups(settings, elbo), fused=True)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            elbo(rows.x, rows.y).loss.backward()
+            optimizer.step()
+
+        return min(timeit.repeat(step, number=1, repeat=3))
 
 
 def _convert(config: Config, net: nn.Module, device: torch.device) -> None:

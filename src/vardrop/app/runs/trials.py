@@ -30,7 +30,7 @@ from vardrop.app.runs.config import ABOUT_BEST, TRIALS, Config
 from vardrop.app.runs.held_out import Choice, HeldOutPrediction, HeldOutScores, Pairs, Scores
 from vardrop.app.runs.run import predict_tensor
 from vardrop.app.runs.run_callbacks import RunCallback
-from vardrop.app.runs.training import Training, train_net, train_stacked
+from vardrop.app.runs.training import Training, time_step, train_net, train_stacked
 from vardrop.app.store import BEST, CHECKPOINT, HISTORY, PROGRESS
 from vardrop.conversion import convert
 from vardrop.functional.normal import LOG_2PI
@@ -95,6 +95,19 @@ class FitJob:
         """The scale of the noise that suits these rows, and the scores with it."""
         log_scale = fit_log_scale([(p, part.y, part.weights) for p, part in held])
         return log_scale, held_out.score_held_out(held, log_scale, self.config.units[1])
+
+
+def estimate_seconds(job: FitJob) -> float:
+    """The seconds of all trainings of a job, estimated from the time of one step.
+
+    A step of a plain model takes about half of the time, and so do steps of stacked models.
+    """
+    settings, count, folds = job.config.settings, len(job.kl_weights()), len(job.pairs())
+    noisy = 1 + (folds - 1) * count / 2 if job.folded else count
+    plain = folds / 2 if settings.compare and job.config.method is not None else 0
+    steps = (settings.epochs or 0) * math.ceil(len(job.rows.y) / (settings.batch_size or 1))
+    training = Training(job.config, job.path, job.rows, None, 1.0)
+    return (noisy + plain) * steps * time_step(training, job.net, job.world.device)
 
 
 def run_fit_job(job: FitJob) -> ELBO:
