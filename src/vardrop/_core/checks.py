@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from types import UnionType
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
 
+_MOST_NAMES = 10  # of a list in an error
 _LIMITS = (("above", gt), ("at least", ge), ("below", lt), ("at most", le))
 
 
@@ -134,15 +135,14 @@ def describe_value(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def printable(text: str) -> str:
-    """Escape the characters of a text that would control the terminal.
+def list_names(names: Sequence[str]) -> str:
+    """The first ten names of a list in quotation marks, each shortened, and the number of others.
 
-    >>> print(printable("red \\x1b[31m"))
-    red \\x1b[31m
+    >>> list_names(["a", "b"]), list_names([f"x{i}" for i in range(99)])[-14:]
+    ("'a', 'b'", "'x9' (99 in all)")
     """
-    return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
-    )
+    count = f" ({len(names):,} in all)" if len(names) > _MOST_NAMES else ""
+    return ", ".join(map(describe_value, names[:_MOST_NAMES])) + count
 
 
 def _sentence(name: str, wanted: str, value: object, remedy: str) -> str:

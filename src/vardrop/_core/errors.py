@@ -8,8 +8,25 @@ from contextlib import contextmanager
 from types import ModuleType
 
 
+def printable(text: str) -> str:
+    """Escape the characters of a text that would control the terminal.
+
+    >>> print(printable("red \\x1b[31m"))
+    red \\x1b[31m
+    """
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
 class VardropError(ValueError):
-    """Raised for bad input, in the form "Expected `x` to ..., but got .... Remedy."."""
+    """Raised for bad input, in the form "Expected `x` to ..., but got .... Remedy.".
+
+    Names from files may contain control characters, which are escaped in the message.
+    """
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*(printable(str(part)) for part in parts))
 
 
 class NotFiniteError(VardropError):

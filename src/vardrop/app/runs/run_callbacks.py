@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from vardrop._core.checks import printable
-from vardrop._core.errors import VardropError, import_optional
+from vardrop._core.errors import VardropError, import_optional, printable
 from vardrop._core.files import to_json_safe
 from vardrop.app.store import Record
 from vardrop.noisy import has_noise, log_alpha
