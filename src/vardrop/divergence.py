@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vardrop import functional as F
 from vardrop._core.checks import check_type, describe_value
-from vardrop._core.errors import UnregisteredKLError, VardropError
+from vardrop._core.errors import UnregisteredKLError, VardropError, report_arguments
 from vardrop.posteriors import (
     AdditiveGaussian,
     Axes,
@@ -136,6 +136,17 @@ def kl_divergence(
     tensor(2.)
     """
     pair = check_kl(q, p)
+    if torch.compiler.is_compiling():
+        return _apply(pair, q, p, weight, axes, q_tensors, p_tensors, value)
+    with report_arguments("weight", "axes", "q_tensors", "p_tensors", "value"):
+        return _apply(pair, q, p, weight, axes, q_tensors, p_tensors, value)
+
+
+def _apply(
+    pair: _Pair[Q, P], q: Q, p: P, weight: Tensor, axes: Axes, q_tensors: Tensors,
+    p_tensors: Tensors, value: bool,
+) -> Tensor:  # fmt: skip
+    """Apply the formula of a pair in at least single precision."""
     weight = F.to_float32_or_wider(weight)
     q_tensors, p_tensors = (
         {name: F.to_float32_or_wider(t) for name, t in tensors.items()}

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
 
+LARGEST = 2**63 - 1  # the largest integer that torch stores
+LARGEST_WEIGHT = 1e9  # of an example; float32 sums of larger ones lose the others
 _MOST_NAMES = 10  # of a list in an error
 _LIMITS = (("above", gt), ("at least", ge), ("below", lt), ("at most", le))
 
@@ -34,11 +36,9 @@ def check_number(
     limits = zip(_LIMITS, (above, at_least, below, at_most), strict=True)
     active = [(word, fits, limit) for (word, fits), limit in limits if limit is not None]
     number = math.nan
-    try:
-        if isinstance(value, Real) and not isinstance(value, bool):
-            number = float(value)
-    except OverflowError:  # an integer that no float can hold
-        number = math.inf
+    if isinstance(value, Real) and not isinstance(value, bool):
+        fits_tensor = not isinstance(value, Integral) or abs(value) <= LARGEST
+        number = float(value) if fits_tensor else math.inf
     if not math.isfinite(number) or not all(fits(number, limit) for _, fits, limit in active):
         bounds = [f"{word} {limit:g}" for word, _, limit in active]
         raise VardropError(
@@ -47,11 +47,12 @@ def check_number(
 
 
 def check_integer(name: str, value: object, at_least: int = 1, remedy: str = "") -> None:
-    """Raise an error unless a value is an integer of at least `at_least`. A bool is not an integer.
+    """Raise an error unless a value is an integer of at least `at_least` and of 64 bits, no bool.
 
     >>> check_integer("samples", 8)
     """
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < at_least:
+    integral = isinstance(value, Integral) and not isinstance(value, bool)
+    if not integral or not at_least <= value <= LARGEST:
         raise VardropError(_sentence(name, f"an integer of at least {at_least}", value, remedy))
 
 
@@ -73,7 +74,8 @@ def suggest(value: object, choices: Iterable[object]) -> str:
     " Did you mean 'sparse_vd'?"
     """
     names = {str(name).lower(): name for name in choices}
-    matches = difflib.get_close_matches(str(value).lower(), names, 1) if value else []
+    word = value.lower() if isinstance(value, str) else ""
+    matches = difflib.get_close_matches(word, names, 1) if word else []
     return f" Did you mean {names[matches[0]]!r}?" if matches else ""
 
 

@@ -54,6 +54,26 @@ def report_errors(describe: Callable[[Exception], str]) -> Iterator[None]:
         raise VardropError(describe(failure)) from failure
 
 
+@contextmanager
+def report_arguments(*names: str) -> Iterator[None]:
+    """Report a built-in error, which a wrong argument caused in code of the user, with its name.
+
+    Errors of other types pass, such as torch's out-of-memory error, because callers handle them.
+
+    Args:
+        names: the arguments that can be wrong, such as the inputs of a model.
+    """
+    try:
+        yield
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as e:
+        if type(e).__module__ != "builtins":
+            raise
+        arguments = " or ".join(f"`{name}`" for name in names)
+        raise VardropError(
+            f"Expected {arguments} to fit this call, but got {type(e).__name__}: {e}"
+        ) from e
+
+
 def import_optional(module: str, extra: str = "app") -> ModuleType:
     """Import an optional package. The error for a missing one names the extra that installs it.
 

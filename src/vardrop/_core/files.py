@@ -35,6 +35,8 @@ def open_atomically(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
         path: of the file.
         size: for the error, if it is known in advance.
     """
+    if not path.name:
+        raise VardropError(f"Expected `path` to name a file, but got '{path}'.")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         with open(temporary, "wb") as file:

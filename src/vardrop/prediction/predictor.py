@@ -29,7 +29,7 @@ from vardrop._core.calls import (
     tensors_in,
 )
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, report_arguments
 from vardrop._core.progress import ProgressLine
 from vardrop._core.sharding import forward_method, is_model_sharded
 from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
@@ -119,6 +119,7 @@ class Predictor(nn.Module):
         check_choice("draw", draw, ("estimator", "local", "functions"))
         check_integer("samples", samples)
         check_integer("memory", memory)
+        check_type("output", output, Callable | None, "a function that picks a tensor")
         check_type("conformal", conformal, Conformal | None, "a rule of vardrop.conformal")
         check_number("level", level, above=0, below=1)
         if keep is not None:
@@ -215,6 +216,7 @@ class Predictor(nn.Module):
             for batch in input_batches(device_of(self.net), x):
                 yield self._predict_batch(batch, seed, noise, line)
 
+    @report_arguments("x")
     @restore_state_on_error
     def _predict_batch(
         self, x: Batch, seed: int | None, noise: AbstractContextManager[object], line: ProgressLine
@@ -243,6 +245,7 @@ class Predictor(nn.Module):
                         f"Expected the output to have {count} rows as the input has, but got shape "
                         f"{tuple(block.shape[1:])}."
                     )
+                self.likelihood.check_outcomes(block.shape[1:])
                 summary.add(block)
                 if summary.is_settled(self.tolerance):
                     break
@@ -416,6 +419,12 @@ def device_of(net: nn.Module) -> torch.device | None:
 def input_batches(device: torch.device | None, data: BatchOrLoader) -> Iterator[Batch]:
     """Yield the checked inputs of one batch or of a loader, on a device."""
     count = 0
+    check_type("x", data, Iterable, "a tensor, a dictionary of tensors or a loader of batches")
+    if hasattr(data, "__array__") and not isinstance(data, Tensor):
+        raise VardropError(
+            f"Expected `x` to be a tensor, but got a {type(data).__name__}. Convert it with "
+            "torch.as_tensor(x, dtype=torch.float32), or a DataFrame with x.to_numpy() first."
+        )
     for batch in [data] if isinstance(data, Tensor | Mapping) else data:
         x = plain_batch(batch[0] if isinstance(batch, tuple | list) and batch else batch)
         if not tensors_in(x):
@@ -423,7 +432,8 @@ def input_batches(device: torch.device | None, data: BatchOrLoader) -> Iterator[
                 f"Expected batches to be tensors or dictionaries of tensors, or tuples that begin "
                 f"with such an input, but got {type(batch).__name__}. Convert them in the loader."
             )
-        _check_values(x)
+        with report_arguments("x"):
+            _check_values(x)
         count += 1
         yield x if device is None else map_tensors(lambda t: t.to(device), x)
     if count == 0:

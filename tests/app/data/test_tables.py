@@ -312,7 +312,7 @@ REFUSED = {
     "dates with dots": (with_column("more", lambda i: f"{i % 28 + 1}.{i % 12 + 1}.2021"), {}, "ISO dates .*--date-format"),
     "another format": (with_column("more", lambda i: f"{i % 28 + 1}.{i % 12 + 1}.2021"), {"date_format": "%d/%m/%Y"}, "dates of the format '%d/%m/%Y'"),
     "no date": (with_column("more", lambda i: "soon" if i == 9 else f"2021-03-{i % 28 + 1:02d}"), {}, "'soon' in row 10"),
-    "a name twice": (lines(head=("size", "size ", "price")), {}, "columns of .* with different names, but got ..size"),
+    "a name twice": (lines(head=("size", "size ", "price")), {}, "columns of .* with different names, but got 'size' more than once"),
     "no header": ("\n".join(f"{i},{i * 2},{i * 3}" for i in range(30)), {}, "numbers: 0, 0.1, 0.2. Put a line"),
     "a hole in the target": (lines().replace("3.25", "", 1), {}, "row 2 has none"),
     "only names": (lines(rows=200, head=("name", "price"), cells=lambda i: (f"house {i * i}", f"{i}.5")), {}, "'name' names the rows"),
