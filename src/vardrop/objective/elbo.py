@@ -134,7 +134,7 @@ class ELBO(nn.Module):
             )
         self.net, self.likelihood, self.output = net, likelihood, output
         self.num_data, self.samples = num_data, samples
-        self._loss_is_checked = isinstance(likelihood, Likelihood)
+        self._loss_is_checked, self._has_kl = isinstance(likelihood, Likelihood), has_noise(net)
         self.kl_value_every, self._step = kl_value_every, 0
         self.register_buffer("beta", torch.tensor(float(beta)))
 
@@ -218,7 +218,7 @@ class ELBO(nn.Module):
     def _check_size(self, output: Any, weight: Tensor | None) -> None:
         """Raise if a training batch has more examples than the data, or impossible weights."""
         count = len(output) if isinstance(output, Tensor) and output.dim() else 0
-        if self.training and torch.is_grad_enabled() and count > self.num_data:
+        if self._has_kl and self.training and torch.is_grad_enabled() and count > self.num_data:
             raise VardropError(
                 f"Expected `num_data` to be the size of the training set, but got {self.num_data} "
                 f"and a batch of {count} examples. It scales the KL."
