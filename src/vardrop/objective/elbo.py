@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -155,7 +156,9 @@ class ELBO(nn.Module):
         every_step = weight is not None or self.kl_value_every == 1 or not self.training
         if torch.compiler.is_compiling():  # a compiler finds shared computations itself
             return self.parts(x, y, None, weight) if every_step else _eager_step(self, x, y)
-        with share_in_step(), report_arguments("x", "y"):
+        # Callers of a transform, such as vmap, handle its errors.
+        report = nullcontext() if in_transform() else report_arguments("x", "y")
+        with share_in_step(), report:
             if every_step:
                 return self.parts(x, y, None, weight)
             return self.with_cached_kl(self.parts, x, y)
