@@ -20,9 +20,13 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from vardrop._core.files import read_tensors
+from vardrop.app.store import read_history
 
 ROOT = Path(__file__).parents[1]
 THREADS, INPUTS = 8, 16
+PER_RUN = 20  # kills, which a short run lives long enough for
+FILES = ("checkpoint.safetensors", "best.safetensors", "choice.safetensors", "results.json")
 
 
 def memory():
@@ -92,24 +96,38 @@ def onnx_load(calls):
 
 
 def killed_runs(kills):
-    """A run that is killed many times ends with the same files as one that was not."""
+    """Runs that are killed often, each compared with a run that was not; their sum."""
+    runs = [killed_run(min(PER_RUN, kills - k)) for k in range(0, kills, PER_RUN)]
+    return {name: sum(run[name] for run in runs) for name in runs[0]} | {"runs": len(runs)}
+
+
+def killed_run(kills):
+    """The figures of one run that is killed many times."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        command = [sys.executable, "-m", "tests.app.runs.killed", folder, str(kills)]
+        script = ROOT / "tests" / "app" / "runs" / "killed.py"
         paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         settings = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False
-        )
-        lines = (done.stdout + done.stderr).strip().splitlines()
-        left = [p.name for p in Path(folder).rglob("*.new")]
-    return {
-        "kills": kills,
-        "same": done.returncode == 0,
-        "temporary files left": len(left),
-        "seconds": round(time.perf_counter() - start),
-        "last line": lines[-1] if lines else "",
-    }
+        command = [sys.executable, str(script), folder, str(kills)]
+        done = subprocess.run(command, env=settings, capture_output=True, text=True, check=True)
+        whole, broken = Path(folder) / "whole", Path(folder) / "broken"
+        histories = [[{**r, "seconds": 0} for r in read_history(d)] for d in (whole, broken)]
+        return {
+            "kills": kills,
+            "different places": int(done.stdout.split()[-3]),
+            "different files": sum(content(whole / n) != content(broken / n) for n in FILES),
+            "different histories": int(histories[0] != histories[1]),
+            "temporary files left": len(list(Path(folder).rglob("*.new"))),
+            "seconds": round(time.perf_counter() - start),
+        }
+
+
+def content(path):
+    """The tensors and values of a file, or its text."""
+    if path.suffix == ".json":
+        return path.read_text()
+    tensors, values = read_tensors(path)
+    return {name: tensor.tolist() for name, tensor in tensors.items()}, values
 
 
 def main():

@@ -19,12 +19,14 @@ import vardrop as vd
 
 
 def default_device():
+    """The first GPU, MPS, or the CPU."""
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def make_elbo(device):
+    """A small convolutional model with the same weights on every device."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 3))
     net = vd.convert(net, vd.sparse_vd()).to(device)
@@ -32,6 +34,7 @@ def make_elbo(device):
 
 
 def train(elbo, x, y, dtype=None):
+    """Take ten steps; return the last loss."""
     optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=1e-2))
     for _ in range(10):
         optimizer.zero_grad()
@@ -43,11 +46,14 @@ def train(elbo, x, y, dtype=None):
 
 
 def main():
+    """Run every step, and report the ones that failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default=default_device())
     device = parser.parse_args().device
     name = torch.cuda.get_device_name() if device.startswith("cuda") else device
-    print(f"vardrop {vd.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+    print(
+        f"vardrop {vd.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+    )
     print(f"device: {name}, {platform.platform()}")
     x, y = torch.randn(64, 1, 8, 8), torch.arange(64) % 3
     there, labels = x.to(device), y.to(device)

@@ -56,11 +56,13 @@ def use(path, torch, wheel, demo):
     programs = make_environment(path, torch, wheel)
     settings = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     with tempfile.TemporaryDirectory() as elsewhere:
-        options = {"cwd": elsewhere, "env": settings, "check": True}
-        subprocess.run([programs / "python", ROOT / "tests" / "smoke.py"], **options)
+        options = {"cwd": elsewhere, "env": settings}
+        subprocess.run([programs / "python", ROOT / "tests" / "smoke.py"], **options, check=True)
         if demo:
-            subprocess.run([programs / "python", "-m", "vardrop", "--version"], **options)
-            subprocess.run([programs / "vardrop", "demo"], **options)
+            subprocess.run(
+                [programs / "python", "-m", "vardrop", "--version"], **options, check=True
+            )
+            subprocess.run([programs / "vardrop", "demo"], **options, check=True)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,9 @@ def check(environment, python, torch):
     code, text = run(environment, "tests/smoke.py")
     print(text, flush=True)
     version = re.search(r"torch (\S+), Python (\S+)", text)
-    tests, output = run(environment, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS)
+    # Warnings of other packages are errors only for the versions in constraints.txt.
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default")
+    tests, output = run(environment, *words, *TESTS)
     last = output.strip().splitlines()[-1]
     counts = [re.search(rf"(\d+) {word}", last) for word in ("passed", "failed", "skipped")]
     print(output[-4000:], flush=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -136,24 +137,15 @@ def kl_divergence(
     tensor(2.)
     """
     pair = check_kl(q, p)
-    if torch.compiler.is_compiling():
-        return _apply(pair, q, p, weight, axes, q_tensors, p_tensors, value)
-    with report_arguments("weight", "axes", "q_tensors", "p_tensors", "value"):
-        return _apply(pair, q, p, weight, axes, q_tensors, p_tensors, value)
-
-
-def _apply(
-    pair: _Pair[Q, P], q: Q, p: P, weight: Tensor, axes: Axes, q_tensors: Tensors,
-    p_tensors: Tensors, value: bool,
-) -> Tensor:  # fmt: skip
-    """Apply the formula of a pair in at least single precision."""
-    weight = F.to_float32_or_wider(weight)
-    q_tensors, p_tensors = (
-        {name: F.to_float32_or_wider(t) for name, t in tensors.items()}
-        for tensors in (q_tensors, p_tensors)
-    )
-    formula = pair.formula if value else pair.gradient
-    return formula(q, p, weight, axes, q_tensors, p_tensors)
+    names = ("weight", "axes", "q_tensors", "p_tensors", "value")
+    with nullcontext() if torch.compiler.is_compiling() else report_arguments(*names):
+        weight = F.to_float32_or_wider(weight)
+        q_tensors, p_tensors = (
+            {name: F.to_float32_or_wider(t) for name, t in tensors.items()}
+            for tensors in (q_tensors, p_tensors)
+        )
+        formula = pair.formula if value else pair.gradient
+        return formula(q, p, weight, axes, q_tensors, p_tensors)
 
 
 def shared_in_step(

@@ -37,8 +37,8 @@ def check_number(
     active = [(word, fits, limit) for (word, fits), limit in limits if limit is not None]
     number = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
-        fits_tensor = not isinstance(value, Integral) or abs(value) <= LARGEST
-        number = float(value) if fits_tensor else math.inf
+        too_large = isinstance(value, Integral) and abs(int(value)) > LARGEST
+        number = math.inf if too_large else float(value)
     if not math.isfinite(number) or not all(fits(number, limit) for _, fits, limit in active):
         bounds = [f"{word} {limit:g}" for word, _, limit in active]
         raise VardropError(
@@ -52,7 +52,7 @@ def check_integer(name: str, value: object, at_least: int = 1, remedy: str = "")
     >>> check_integer("samples", 8)
     """
     integral = isinstance(value, Integral) and not isinstance(value, bool)
-    if not integral or not at_least <= value <= LARGEST:
+    if not (integral and at_least <= int(value) <= LARGEST):  # type: ignore[call-overload]
         raise VardropError(_sentence(name, f"an integer of at least {at_least}", value, remedy))
 
 

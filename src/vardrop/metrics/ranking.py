@@ -77,9 +77,7 @@ def risk_coverage(uncertainty: Tensor, errors: Tensor) -> RiskCoverage:
     errors = errors.to(torch.promote_types(errors.dtype, uncertainty.dtype))
     errors = check_values("errors", errors, ndim=1)
     if errors.min() < 0:
-        raise VardropError(
-            f"Expected `errors` to be non-negative, but got {errors.min().item():.6g}. Pass a loss."
-        )
+        raise VardropError(f"Expected `errors` to be non-negative, but got {errors.min():.6g}.")
     examples = errors.numel()
     ascending, order = uncertainty.sort()
     # The position of the first equal value names the group of ties.

@@ -31,10 +31,8 @@ def check_values(
     """
     check_tensor(name, values)
     if values.is_meta or values.layout != torch.strided:
-        raise VardropError(
-            f"Expected `{name}` to be a dense tensor with values, but got a {values.layout} tensor "
-            f"on {values.device}."
-        )
+        kind = f"{values.layout} on {values.device}"
+        raise VardropError(f"Expected `{name}` to be a dense tensor with values, but got {kind}.")
     if ndim is not None and values.ndim != ndim:
         raise VardropError(
             f"Expected `{name}` to have shape {_SHAPES[ndim]}, but got shape "
@@ -141,9 +139,7 @@ def check_probabilities(
     """
     scores = check_values(name, probs, ndim)
     if scores.ndim < 2:
-        raise VardropError(
-            f"Expected `{name}` to have shape (N, K), but got {tuple(scores.shape)}."
-        )
+        raise VardropError(f"Expected `{name}` of shape (N, K), but got {tuple(scores.shape)}.")
     if not logarithms and scores.min() < 0:
         raise VardropError(
             f"Expected `{name}` to be non-negative, but got {scores.min().item():.6g}. "

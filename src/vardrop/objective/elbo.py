@@ -222,16 +222,12 @@ class ELBO(nn.Module):
         """Raise if a training batch has more examples than the data, or impossible weights."""
         count = len(output) if isinstance(output, Tensor) and output.dim() else 0
         if self._has_kl and self.training and torch.is_grad_enabled() and count > self.num_data:
-            raise VardropError(
-                f"Expected `num_data` to be the size of the training set, but got {self.num_data} "
-                f"and a batch of {count} examples. It scales the KL."
-            )
+            text = f"Expected `num_data`, the size of the training set, but got {self.num_data}"
+            raise VardropError(f"{text} and a batch of {count} examples. It scales the KL.")
         low, high = (0.0, 0.0) if weight is None else _range(weight)
         if not (low >= 0 and high <= LARGEST_WEIGHT):
-            raise VardropError(
-                f"Expected `weight` to be from 0 to {LARGEST_WEIGHT:g}, but got {low:g} to "
-                f"{high:g}. A weight is the number of examples that one example counts for."
-            )
+            limits = f"0 to {LARGEST_WEIGHT:g}, but got {low:g} to {high:g}"
+            raise VardropError(f"Expected `weight` to be from {limits}.")
 
     def _head_parts(self, x: Any, y: Any, weight: Tensor | None, head: Head) -> HeadParts:
         if weight is not None:

@@ -119,7 +119,7 @@ class Predictor(nn.Module):
         check_choice("draw", draw, ("estimator", "local", "functions"))
         check_integer("samples", samples)
         check_integer("memory", memory)
-        check_type("output", output, Callable | None, "a function that picks a tensor")
+        check_type("output", output, Callable | None, "a function")  # type: ignore[arg-type]
         check_type("conformal", conformal, Conformal | None, "a rule of vardrop.conformal")
         check_number("level", level, above=0, below=1)
         if keep is not None:
@@ -419,30 +419,23 @@ def device_of(net: nn.Module) -> torch.device | None:
 def input_batches(device: torch.device | None, data: BatchOrLoader) -> Iterator[Batch]:
     """Yield the checked inputs of one batch or of a loader, on a device."""
     count = 0
-    check_type("x", data, Iterable, "a tensor, a dictionary of tensors or a loader of batches")
-    if hasattr(data, "__array__") and not isinstance(data, Tensor):
-        raise VardropError(
-            f"Expected `x` to be a tensor, but got a {type(data).__name__}. Convert it with "
-            "torch.as_tensor(x, dtype=torch.float32), or a DataFrame with x.to_numpy() first."
-        )
+    check_type("x", data, Iterable, "a tensor, a dictionary of tensors or batches")
     for batch in [data] if isinstance(data, Tensor | Mapping) else data:
         x = plain_batch(batch[0] if isinstance(batch, tuple | list) and batch else batch)
         if not tensors_in(x):
             raise VardropError(
-                f"Expected batches to be tensors or dictionaries of tensors, or tuples that begin "
-                f"with such an input, but got {type(batch).__name__}. Convert them in the loader."
+                "Expected `x` to be a tensor, a dictionary of tensors, or batches of them, but got "
+                f"{type(data).__name__} of {type(batch).__name__}. Convert it with torch.as_tensor."
             )
-        with report_arguments("x"):
-            _check_values(x)
+        _check_values(x)
         count += 1
         yield x if device is None else map_tensors(lambda t: t.to(device), x)
     if count == 0:
         raise VardropError("Expected `x` to give at least one batch, but got an empty loader.")
 
 
+@report_arguments("x")
 def _check_values(x: Batch) -> None:
-    if isinstance(x, Tensor) and (x.dim() == 0 or x.shape[0] == 0):
-        raise VardropError(f"Expected `x` to have rows, but got shape {tuple(x.shape)}.")
     if num_examples(x) == 0:
         raise VardropError("Expected `x` to have rows, but got none.")
     check_named(x)
@@ -452,7 +445,5 @@ def _check_values(x: Batch) -> None:
         masks = tensor.is_floating_point() and "mask" not in name  # which may hold -infinity
         if masks and not (math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())):
             bad = int((~tensor.isfinite()).sum())
-            raise VardropError(
-                f"Expected `{name}` to be finite, but got {bad} values that are NaN or infinite. "
-                "Clean the input first."
-            )
+            text = f"Expected `{name}` to be finite, but got {bad} values that are NaN or infinite"
+            raise VardropError(f"{text}. Clean the input first.")

@@ -93,8 +93,8 @@ def fit(
     ...     list(run.results["metrics"])[:3]
     ['accuracy', 'balanced_accuracy', 'auroc']
     """
-    check_arguments(net=net, out=out, drop=drop, include=include, exclude=exclude)
-    check_arguments(force=force, callback=callback, progress=progress)
+    check_arguments(net=net, out=out, drop=drop, include=include, exclude=exclude, force=force)
+    check_arguments(callback=callback, progress=progress)
     roles = {name: options.pop(name) for name in _ROLES if name in options}
     roles |= {"target": target, "task": task, "drop": tuple(drop)}
     source = _describe_source(data, validation, test, directory, roles)
@@ -229,10 +229,8 @@ def resume(
     Returns:
         The trained run.
     """
-    if out is None:
-        raise VardropError("Expected `out` to be the directory of a run, but got None.")
     check_arguments(net=net, out=out, callback=callback, progress=progress)
-    path = Path(out)
+    path = Path(out or ".")
     device = _apply_changes(Config.read(path), path, changes).settings.torch_device()
     with join_processes(device) as world, working(path) if world.first else nullcontext():
         # Read again, now that no other process can change it.
