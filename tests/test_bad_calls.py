@@ -192,7 +192,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "one class": (lambda: objective(net=vd.convert(nn.Linear(4, 1), vd.ard()))(X, Y * 0), "at least two classes"),
     "predict one class": (lambda: vd.predict(vd.convert(nn.Linear(4, 1), vd.ard()), X), "at least two classes"),
     "large weights": (lambda: objective()(X, Y, torch.full((8,), 1e30)), "`weight` to be from 0 to 1e.09"),
-    "predict None": (lambda: vd.predict(noisy(), None), "`x` to be a tensor"),
+    "predict None": (lambda: vd.predict(noisy(), None), "`x` to fit this call"),
     "predict an array": (lambda: vd.predict(noisy(), X.numpy()), "`x` to be a tensor, .* but got ndarray"),
     "predict seed": (lambda: vd.predict(noisy(), X, seed=2**70), "`seed` to be an integer"),
     "conformal None": (lambda: vd.conformal(None, Y), "`p` to be a prediction"),

@@ -419,8 +419,9 @@ def device_of(net: nn.Module) -> torch.device | None:
 def input_batches(device: torch.device | None, data: BatchOrLoader) -> Iterator[Batch]:
     """Yield the checked inputs of one batch or of a loader, on a device."""
     count = 0
-    check_type("x", data, Iterable, "a tensor, a dictionary of tensors or batches")
-    for batch in [data] if isinstance(data, Tensor | Mapping) else data:
+    with report_arguments("x"):
+        batches = iter([data] if isinstance(data, Tensor | Mapping) else data)
+    for batch in batches:
         x = plain_batch(batch[0] if isinstance(batch, tuple | list) and batch else batch)
         if not tensors_in(x):
             raise VardropError(
