@@ -12,11 +12,7 @@ QUICK := tests/_core tests/conversion tests/gates tests/heads tests/metrics \
 	tests/test_bad_calls.py tests/test_divergence.py tests/test_likelihoods.py tests/test_noisy.py \
 	tests/test_reference.py
 
-# The oldest supported torch, with the packages of the extra "compress".
-OLDEST := build/oldest
-OLDEST_TORCH := torch==$(shell sed -n 's/^dependencies = .*torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
-
-.PHONY: demo docs quick smoke test slow coverage check format pictures bench bench-quick clean
+.PHONY: demo docs quick smoke matrix dist test slow coverage check format pictures bench bench-quick clean
 
 demo: $(STAMP)
 	$(BIN)/vardrop demo
@@ -24,15 +20,15 @@ demo: $(STAMP)
 quick: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(QUICK)
 
-# In a separate environment, because the first call downloads gigabytes of CUDA packages.
-# In the working environment: .venv/bin/python tests/smoke.py
-smoke: $(OLDEST)/installed
-	$(OLDEST)/bin/python tests/smoke.py
+smoke: $(STAMP)
+	$(BIN)/python tests/smoke.py
 
-$(OLDEST)/installed: pyproject.toml
-	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet "$(OLDEST_TORCH)" -e ".[compress]"
-	touch $@
+# Environments of their own under build/matrix, because each downloads gigabytes of CUDA packages.
+matrix:
+	$(PYTHON) tests/matrix.py
+
+dist:
+	$(PYTHON) tests/distribution.py
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -76,4 +72,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf .venv $(OLDEST)
+	rm -rf .venv build

@@ -82,7 +82,7 @@ def test_the_version_is_written_alike_everywhere():
     cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     assert project["version"] == vd.__version__ == cited[1]
     changes = (ROOT / "CHANGELOG.md").read_text()
-    assert re.findall(r"^## (\S+)", changes, re.MULTILINE)[0] == vd.__version__
+    assert re.findall(r"^## \[(\d\S+)\]", changes, re.MULTILINE)[0] == vd.__version__
 
 
 MAIN = "__import__('vardrop.app.cli', fromlist=['main']).main"

@@ -1,4 +1,4 @@
-"""vardrop: noise that is learned. Dropout as variational inference for PyTorch.
+"""vardrop: Bayesian neural networks and model compression for PyTorch, through learned dropout.
 
 net  = vardrop.convert(net, vardrop.sparse_vd())
 elbo = vardrop.ELBO(net, vardrop.Categorical(), num_data=60_000)
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from vardrop.tuning.fine_tune import fine_tune as fine_tune
     from vardrop.tuning.slim import slim as slim
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 _LAZY = {  # they need extras, so they are imported when they are used
     "vardrop.app.data": "load_dataset register_dataset",
     "vardrop.app.report": "compare_runs",

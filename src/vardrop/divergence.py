@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from vardrop import functional as F
 from vardrop._core.checks import check_type, describe_value
-from vardrop._core.errors import UnregisteredKLError, VardropError
+from vardrop._core.errors import UnregisteredKLError, VardropError, report_arguments
 from vardrop.posteriors import (
     AdditiveGaussian,
     Axes,
@@ -136,13 +137,15 @@ def kl_divergence(
     tensor(2.)
     """
     pair = check_kl(q, p)
-    weight = F.to_float32_or_wider(weight)
-    q_tensors, p_tensors = (
-        {name: F.to_float32_or_wider(t) for name, t in tensors.items()}
-        for tensors in (q_tensors, p_tensors)
-    )
-    formula = pair.formula if value else pair.gradient
-    return formula(q, p, weight, axes, q_tensors, p_tensors)
+    names = ("weight", "axes", "q_tensors", "p_tensors", "value")
+    with nullcontext() if torch.compiler.is_compiling() else report_arguments(*names):
+        weight = F.to_float32_or_wider(weight)
+        q_tensors, p_tensors = (
+            {name: F.to_float32_or_wider(t) for name, t in tensors.items()}
+            for tensors in (q_tensors, p_tensors)
+        )
+        formula = pair.formula if value else pair.gradient
+        return formula(q, p, weight, axes, q_tensors, p_tensors)
 
 
 def shared_in_step(

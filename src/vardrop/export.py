@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from vardrop._core.calls import Batch, call_arguments
-from vardrop._core.checks import check_net
+from vardrop._core.checks import check_choice, check_net
 from vardrop._core.errors import VardropError, import_optional, report_errors
 from vardrop._core.files import write_atomically
 from vardrop._core.torch_private import tree_map_only
@@ -161,6 +161,7 @@ def _trace(
         graph = net.graph(example, outputs, noise)
         axes = tuple(int(name == "noise") for name in graph.input_names)
         return _export(graph, graph.arguments(example), axes), graph
+    check_choice("noise", noise, get_args(NoiseInput))
     if outputs is not None or noise != "runtime":
         raise VardropError(
             "`outputs` and `noise` require a predictor of vardrop.freeze, but got another model. "

@@ -113,6 +113,10 @@ class Likelihood(nn.Module, ABC):
         """Raise an error for a target that does not fit locations (N, ...)."""
         _check_same_shape("y", y, mean.shape)
 
+    def check_outcomes(self, shape: torch.Size) -> None:
+        """Raise an error for outputs (N, ...) that this likelihood has no meaning for."""
+        return
+
     def frozen_copy(self) -> Likelihood:
         """The same with copies of the current tensors, which training does not change."""
         return self
@@ -169,7 +173,7 @@ class Categorical(_OfClasses):
         self, temperature: float = 1.0, class_axis: int = 1, ignore_index: int = -100
     ) -> None:
         super().__init__(temperature)
-        if class_axis not in (1, -1):
+        if not isinstance(class_axis, int) or class_axis not in (1, -1):
             raise VardropError(
                 f"Expected `class_axis` to be 1 or -1, but got {describe_value(class_axis)}. "
                 "Move the classes of the output to one of them."
@@ -264,8 +268,17 @@ class Categorical(_OfClasses):
         chosen = logs.gather(axis, index.expand(len(draws), *index.shape)).squeeze(axis)
         return chosen.where(valid, 0)
 
+    def check_outcomes(self, shape: torch.Size) -> None:
+        """One output is no class, because its probability would always be one."""
+        if len(shape) > 1 and shape[self.class_axis] < 2:
+            raise VardropError(
+                f"Expected at least two classes for Categorical(), but got an output of shape "
+                f"{tuple(shape)}. Use Bernoulli() for one logit, or Gaussian() for a number."
+            )
+
     def check_target(self, mean: Tensor, y: Tensor) -> None:
         """Targets must be class indices of the output, with one that counts in every example."""
+        check_tensor("y", y)
         classes, expected = mean.shape[self.class_axis], mean.select(self.class_axis, 0).shape
         if y.is_floating_point() or y.dtype == torch.bool or y.shape != expected:
             raise VardropError(
@@ -365,6 +378,7 @@ class Gaussian(Likelihood):
     def __init__(self, std: float = 1.0, learned: bool = False) -> None:
         super().__init__()
         check_number("std", std, above=0, remedy="Pass vardrop.Values() for outputs without noise.")
+        check_type("learned", learned, bool, "True or False")
         log_std = torch.full((1,), math.log(std))
         if learned:
             self.log_std = nn.Parameter(log_std)
@@ -531,6 +545,7 @@ def _per_example(values: Tensor, leading: int) -> Tensor:
 
 
 def _check_same_shape(name: str, y: Tensor, expected: torch.Size) -> None:
+    check_tensor(name, y)
     if y.shape != expected:
         raise VardropError(
             f"Expected `{name}` to have the shape {tuple(expected)} of the prediction, but got "

@@ -370,6 +370,7 @@ def kl(net: nn.Module, value: bool = True) -> Tensor:
     >>> vd.kl(net).shape
     torch.Size([])
     """
+    check_type("value", value, bool, "True or False")
     total = sum_kl(noisy_modules(net).values(), value)
     return torch.zeros((), device=next(net.parameters()).device) if total is None else total
 

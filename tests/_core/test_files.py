@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 import vardrop as vd
 from tests.refusals import assert_refused
 from vardrop._core import files
-from vardrop._core.checks import printable
+from vardrop._core.errors import printable
 from vardrop._core.files import verify_checksum
 
 

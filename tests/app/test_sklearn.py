@@ -39,6 +39,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @parametrize_with_checks(
     [VardropRegressor(**FAST), VardropClassifier(**FAST)],
     expected_failed_checks=lambda estimator: EXPECTED,

@@ -199,7 +199,7 @@ def test_fine_tune():
         ([], VardropError, "Expected `data` to give batches of inputs, but got none"),
         (None, VardropError, "Expected `data` to be batches of inputs, but got None"),
         ([IMAGES * NAN], VardropError, "Expected finite inputs to '1'"),
-        ([IMAGES, torch.randn(3, 9)], RuntimeError, "input of size"),  # torch's own words
+        ([IMAGES, torch.randn(3, 9)], vd.VardropError, "input of size"),  # torch's own words
     ],
 )
 def test_reestimation_that_fails_changes_nothing(data, error, message):

@@ -1,6 +1,7 @@
 """Random numbers of a call's own: repeatable, independent of other threads, the global left alone."""
 
 import math
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -63,6 +64,28 @@ def test_threads_draw_from_their_own_seeds():
 
 
 SHAPES = {nn.Dropout1d: (40, 25, 7), nn.Dropout3d: (40, 25, 2, 2, 2)}
+
+
+class Fused(nn.Module):
+    """Draws with an operator that takes no generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.inner(torch.native_dropout(x, 0.5, True)[0])
+
+
+def test_an_operator_without_a_generator_does_not_wait_for_itself():
+    net, answers = vd.convert(Fused(), vd.bayes_by_backprop()), []
+    x = torch.randn(5, 4)
+    thread = threading.Thread(
+        target=lambda: answers.append(vd.predict(net, x, samples=4, seed=0)), daemon=True
+    )
+    thread.start()
+    thread.join(60)
+    assert len(answers) == 1
 
 
 @pytest.mark.parametrize("plain", DROPOUT_TYPES, ids=lambda t: t.__name__)

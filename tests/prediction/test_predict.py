@@ -194,12 +194,13 @@ class Failing(nn.Module):
 
 
 @pytest.mark.parametrize("mode", ["sample", "mean", "moments"])
-def test_an_exception_passes_through_and_everything_is_restored(mode: str) -> None:
+def test_an_error_of_the_model_is_reported_and_everything_is_restored(mode: str) -> None:
     net = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), Failing(), nn.Linear(8, 3))
     vd.convert(net, RECIPES["posterior"]).train()
     state = torch.get_rng_state()
-    with pytest.raises(RuntimeError, match="broken"):
+    with pytest.raises(vd.VardropError, match="`x` .* but got RuntimeError: broken") as error:
         predict(net, inputs(), mode=mode, seed=0)
+    assert isinstance(error.value.__cause__, RuntimeError)
     assert all(m.training for m in net.modules())
     assert all(m.sampling is None for m in net if isinstance(m, vd.Linear))
     assert all("forward" not in m.__dict__ and not m._forward_hooks for m in net.modules())
@@ -363,7 +364,7 @@ NAN = torch.tensor([[math.nan] * 5])
     (torch.zeros(0, 5), {}, "`x` to have rows"),
     ([inputs(), NAN], {}, "`x` to be finite, but got 5 values"),
     ([], {}, "at least one batch, but got an empty loader"),
-    ([{"x": 1}], {}, "batches to be tensors or dictionaries of tensors, or tuples"),
+    ([{"x": 1}], {}, "`x` to be a tensor, a dictionary of tensors, or batches of them"),
 ])  # fmt: skip
 def test_bad_input_is_refused(x: object, options: dict[str, object], match: str) -> None:
     net = dense().train()

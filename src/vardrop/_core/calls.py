@@ -105,7 +105,10 @@ def labelled_batches(
         name: the argument, for messages.
         size: examples per batch of a pair.
     """
-    check_type(name, data, Iterable, "a pair (inputs, targets) or batches of such pairs")
+    wanted = "a pair (inputs, targets) or batches of such pairs"
+    check_type(name, data, Iterable, wanted)
+    if hasattr(data, "shape"):  # a tensor, an array or a DataFrame
+        raise VardropError(f"Expected `{name}` to be {wanted}, but got {describe_value(data)}.")
     if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], Tensor):
         x, y = plain_batch(data[0]), data[1]
         if num_examples(x, name) != len(y):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from types import UnionType
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
 
+LARGEST = 2**63 - 1  # the largest integer that torch stores
+LARGEST_WEIGHT = 1e9  # of an example; float32 sums of larger ones lose the others
+_MOST_NAMES = 10  # of a list in an error
 _LIMITS = (("above", gt), ("at least", ge), ("below", lt), ("at most", le))
 
 
@@ -33,11 +36,9 @@ def check_number(
     limits = zip(_LIMITS, (above, at_least, below, at_most), strict=True)
     active = [(word, fits, limit) for (word, fits), limit in limits if limit is not None]
     number = math.nan
-    try:
-        if isinstance(value, Real) and not isinstance(value, bool):
-            number = float(value)
-    except OverflowError:  # an integer that no float can hold
-        number = math.inf
+    if isinstance(value, Real) and not isinstance(value, bool):
+        too_large = isinstance(value, Integral) and abs(int(value)) > LARGEST
+        number = math.inf if too_large else float(value)
     if not math.isfinite(number) or not all(fits(number, limit) for _, fits, limit in active):
         bounds = [f"{word} {limit:g}" for word, _, limit in active]
         raise VardropError(
@@ -46,11 +47,12 @@ def check_number(
 
 
 def check_integer(name: str, value: object, at_least: int = 1, remedy: str = "") -> None:
-    """Raise an error unless a value is an integer of at least `at_least`. A bool is not an integer.
+    """Raise an error unless a value is an integer of at least `at_least` and of 64 bits, no bool.
 
     >>> check_integer("samples", 8)
     """
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < at_least:
+    integral = isinstance(value, Integral) and not isinstance(value, bool)
+    if not (integral and at_least <= int(value) <= LARGEST):  # type: ignore[call-overload]
         raise VardropError(_sentence(name, f"an integer of at least {at_least}", value, remedy))
 
 
@@ -72,7 +74,8 @@ def suggest(value: object, choices: Iterable[object]) -> str:
     " Did you mean 'sparse_vd'?"
     """
     names = {str(name).lower(): name for name in choices}
-    matches = difflib.get_close_matches(str(value).lower(), names, 1) if value else []
+    word = value.lower() if isinstance(value, str) else ""
+    matches = difflib.get_close_matches(word, names, 1) if word else []
     return f" Did you mean {names[matches[0]]!r}?" if matches else ""
 
 
@@ -134,15 +137,14 @@ def describe_value(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def printable(text: str) -> str:
-    """Escape the characters of a text that would control the terminal.
+def list_names(names: Sequence[str]) -> str:
+    """The first ten names of a list in quotation marks, each shortened, and the number of others.
 
-    >>> print(printable("red \\x1b[31m"))
-    red \\x1b[31m
+    >>> list_names(["a", "b"]), list_names([f"x{i}" for i in range(99)])[-14:]
+    ("'a', 'b'", "'x9' (99 in all)")
     """
-    return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
-    )
+    count = f" ({len(names):,} in all)" if len(names) > _MOST_NAMES else ""
+    return ", ".join(map(describe_value, names[:_MOST_NAMES])) + count
 
 
 def _sentence(name: str, wanted: str, value: object, remedy: str) -> str:

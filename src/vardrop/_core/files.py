@@ -35,6 +35,8 @@ def open_atomically(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
         path: of the file.
         size: for the error, if it is known in advance.
     """
+    if not path.name:
+        raise VardropError(f"Expected `path` to name a file, but got '{path}'.")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         with open(temporary, "wb") as file:
@@ -195,15 +197,28 @@ def _checksum(content: Mapping[str, Json]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def check_readable(path: Path, remedy: str = "") -> None:
+    """Raise an error unless a file exists and can be read, before its content is judged.
+
+    Args:
+        path: the file.
+        remedy: the end of the message for an absent file.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.read(1)
+    except FileNotFoundError:
+        raise VardropError(f"File not found: {path}. {remedy}".rstrip()) from None
+    except OSError as failure:
+        raise VardropError(f"Reading {path} failed: {failure.strerror}.") from failure
+
+
 def read_json(path: Path) -> Any:
-    """Read a JSON file. The error for an absent or damaged file names it."""
+    """Read a JSON file. The error for an absent, unreadable or damaged file names it."""
+    check_readable(path, "Is this the directory of a run?")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise VardropError(
-            f"Expected the file {path}, but it is not there. Is this the directory of a run?"
-        ) from None
-    except (OSError, ValueError, RecursionError) as broken:
+    except (ValueError, RecursionError) as broken:
         raise VardropError(f"Expected {path} to hold JSON, but got: {broken}.") from broken
 
 
@@ -244,8 +259,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     A damaged file, or one without a checksum, is an error.
     """
     library = import_optional("safetensors", "compress")
-    if not path.is_file():
-        raise VardropError(f"Expected the file {path}, but it is not there. Train first.")
+    check_readable(path, "Train first.")
     try:
         with library.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterable, Iterator, Sized
 from typing import Self, TypeVar
 
+from vardrop._core.checks import check_type
+
 Item = TypeVar("Item")
 _DELAY, _INTERVAL = 1.0, 0.2  # seconds before the first line and between two lines
 
@@ -37,6 +39,7 @@ class ProgressLine:
     """
 
     def __init__(self, label: str, total: int | None = None, progress: bool | None = None) -> None:
+        check_type("progress", progress, bool | None, "True, False or None")
         self.label, self.total, self.done = label, total, 0
         self._visible = sys.stderr.isatty() if progress is None else progress
         self._start = time.monotonic()

@@ -11,6 +11,7 @@ import copy
 import math
 import re
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
@@ -20,6 +21,7 @@ import pandas
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
@@ -89,6 +91,8 @@ class _Estimator(BaseEstimator):
             run = fit((frame, y), self._net(), self.recipe, out=folder, **options)
             self._held_out = run.data.validation
         self.model_ = Model(run.config, run.elbo, run.choice)
+        if run.choice is not None and "worse" in run.choice.verdicts().values():
+            warnings.warn(run.choice.advice, ConvergenceWarning, stacklevel=4)
 
     def _net(self) -> nn.Module | str:
         if self.warm_start and hasattr(self, "model_"):

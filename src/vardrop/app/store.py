@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type
 from vardrop._core.errors import VardropError
-from vardrop._core.files import read_json, read_tensors, verify_checksum
+from vardrop._core.files import check_readable, read_json, read_tensors, verify_checksum
 from vardrop._core.values import to_json
 from vardrop.recipes import METHODS, BaseRecipe
 
@@ -102,8 +102,7 @@ def read_run(path: Path) -> StoredRun:
     Args:
         path: the directory that `vardrop fit` wrote.
     """
-    if not (path / "config.json").is_file():
-        raise VardropError(f"File not found: {path / 'config.json'}. Pass a run directory.")
+    check_readable(path / "config.json", "Pass a run directory.")
     arrays = path / "arrays.safetensors"
     tensors = read_tensors(arrays)[0] if arrays.is_file() else {}
     if empty := [name for name, tensor in tensors.items() if tensor.numel() == 0]:
@@ -212,6 +211,7 @@ def read_history(directory: Path) -> list[Record]:
     path = directory / HISTORY
     if not path.is_file():
         return []
+    check_readable(path)
     lines = path.read_bytes().split(b"\n")
     records: list[Record] = []
     for number, line in enumerate(lines, 1):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from vardrop._core.calls import LabelledData
 from vardrop._core.checks import check_net, check_number
 from vardrop._core.errors import VardropError, import_optional
-from vardrop._core.files import write_atomically
+from vardrop._core.files import check_readable, write_atomically
 from vardrop.compression.layer_views import LAYOUTS, join_name
 from vardrop.compression.probes import Metric, check_plain, score
 from vardrop.compression.save import (
@@ -286,8 +286,7 @@ def unpack(path: str | PathLike[str], into: nn.Module) -> nn.Module:
     """
     check_net(into, "into")
     source = as_path(path)
-    if not source.is_file():
-        raise VardropError(f"File not found: {source}.")
+    check_readable(source)
     return _from_bytes(source.read_bytes(), str(path), into)
 
 

@@ -27,7 +27,7 @@ from vardrop._core.calls import (
     tensors_in,
 )
 from vardrop._core.checks import check_net, describe_value
-from vardrop._core.errors import VardropError, report_errors
+from vardrop._core.errors import VardropError, report_arguments, report_errors
 from vardrop._core.torch_private import tree_map_only
 from vardrop.heads import Head
 from vardrop.noisy import Noisy, evaluating, named_modules_of
@@ -81,7 +81,9 @@ def check_runs(net: nn.Module, inputs: Inputs) -> None:
             "at least one row, but got "
             f"{describe_value(inputs[0] if len(inputs) == 1 else inputs)}."
         )
-    if not all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point()):
+    with report_arguments("example_input"):
+        finite = all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point())
+    if not finite:
         raise VardropError("Expected `example_input` to be finite, but got NaN or infinity.")
     with report_errors(
         lambda e: f"Expected `net` to take `example_input`, but got {type(e).__name__}: {e}"
@@ -137,7 +139,8 @@ def outputs(net: nn.Module, data: LabelledData, name: str = "data") -> tuple[Ten
 
 def score(net: nn.Module, data: LabelledData, metric: Metric) -> float:
     """The metric of a model's outputs and the targets."""
-    returned = metric(*outputs(net, data))
+    with report_arguments("data", "metric"):
+        returned = metric(*outputs(net, data))
     try:
         number = float(returned)
     except (TypeError, ValueError):

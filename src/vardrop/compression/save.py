@@ -24,7 +24,7 @@ from vardrop._core.encoder import (
     update_encoder_fastpath,
 )
 from vardrop._core.errors import VardropError, report_errors
-from vardrop._core.files import read_tensors, write_tensors
+from vardrop._core.files import check_readable, read_tensors, write_tensors
 from vardrop._core.integrations import load_integration
 from vardrop.compression.layer_views import (
     LAYOUTS,
@@ -88,13 +88,13 @@ def load(path: str | PathLike[str], into: nn.Module) -> nn.Module:
     """
     check_net(into, "into")
     source = as_path(path)
-    if source.is_file():
-        with open(source, "rb") as file:
-            is_packed = file.read(len(PACKED)) == PACKED
-        if is_packed:
-            raise VardropError(
-                f"{path} was written by vardrop.pack. Read it with vardrop.unpack(path, into=net)."
-            )
+    check_readable(source)
+    with open(source, "rb") as file:
+        is_packed = file.read(len(PACKED)) == PACKED
+    if is_packed:
+        raise VardropError(
+            f"{path} was written by vardrop.pack. Read it with vardrop.unpack(path, into=net)."
+        )
     tensors, plan = read_tensors(source)
     if not isinstance(plan, dict) or plan.get("format") != _FORMAT:
         raise VardropError(

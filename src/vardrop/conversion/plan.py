@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from vardrop._core.checks import check_net, check_type
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, report_arguments
 from vardrop._core.integrations import load_integration
 from vardrop.conversion.dropout import dropout_rule
 from vardrop.conversion.last_layer import LastLayer
@@ -65,7 +65,10 @@ def selects(
         return any(selects(part, module, name) for part in include)
     if isinstance(include, str):
         return fnmatchcase(name, include)
-    return isinstance(module, include) if isinstance(include, type) else bool(include(module, name))
+    if isinstance(include, type):
+        return isinstance(module, include)
+    with report_arguments("include", "exclude"):
+        return bool(include(module, name))
 
 
 def check_selection(

@@ -342,7 +342,7 @@ _WITH_GENERATOR = {
     "Tensor": "Tensor_generator",
     "low_dtype": "low_generator_dtype",
 }
-_fused = threading.Lock()
+_fused = threading.RLock()  # an operator may call another one
 
 
 def call_with_generator(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

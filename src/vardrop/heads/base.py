@@ -102,6 +102,9 @@ class Head(Noisy, nn.Linear):
     def __init__(
         self, in_features: int, num_classes: int, rule: ClassRule, bias: bool = True
     ) -> None:
+        check_integer("in_features", in_features)
+        check_integer("num_classes", num_classes)
+        check_type("bias", bias, bool, "True or False")
         nn.Linear.__init__(self, in_features, num_classes, bias)
         self.make_head(rule)
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vardrop._core.errors import VardropError
 from vardrop.metrics.calibration import bin_mean
 from vardrop.metrics.validate import check_shape, check_values
 
@@ -60,7 +61,7 @@ def risk_coverage(uncertainty: Tensor, errors: Tensor) -> RiskCoverage:
 
     Args:
         uncertainty: uncertainty of each example, shape (N,).
-        errors: error of each example, shape (N,): 0/1 or boolean mistakes, or any loss.
+        errors: error of each example, shape (N,): 0/1 or boolean mistakes, or a loss from 0 on.
 
     Returns:
         coverage 1/N, ..., 1 and the risk there, each of shape (N,).
@@ -75,6 +76,8 @@ def risk_coverage(uncertainty: Tensor, errors: Tensor) -> RiskCoverage:
     check_shape("errors", errors, uncertainty.shape, "uncertainty")
     errors = errors.to(torch.promote_types(errors.dtype, uncertainty.dtype))
     errors = check_values("errors", errors, ndim=1)
+    if errors.min() < 0:
+        raise VardropError(f"Expected `errors` to be non-negative, but got {errors.min():.6g}.")
     examples = errors.numel()
     ascending, order = uncertainty.sort()
     # The position of the first equal value names the group of ties.
@@ -91,7 +94,7 @@ def aurc(uncertainty: Tensor, errors: Tensor) -> Tensor:
 
     Args:
         uncertainty: uncertainty of each example, shape (N,).
-        errors: error of each example, shape (N,): 0/1 or boolean mistakes, or any loss.
+        errors: error of each example, shape (N,): 0/1 or boolean mistakes, or a loss from 0 on.
 
     Returns:
         scalar. Lower is better. It is the mean error if uncertainty carries no information.

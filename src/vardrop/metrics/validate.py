@@ -30,6 +30,9 @@ def check_values(
         The values. Half precision would round sums, and searching strided memory makes torch warn.
     """
     check_tensor(name, values)
+    if values.is_meta or values.layout != torch.strided:
+        kind = f"{values.layout} on {values.device}"
+        raise VardropError(f"Expected `{name}` to be a dense tensor with values, but got {kind}.")
     if ndim is not None and values.ndim != ndim:
         raise VardropError(
             f"Expected `{name}` to have shape {_SHAPES[ndim]}, but got shape "
@@ -118,13 +121,31 @@ def check_classification(
         logarithms: whether `probs` are logarithms.
     """
     name = "log_probs" if logarithms else "probs"
-    scores = check_values(name, probs, ndim=2)
+    scores = check_probabilities(name, probs, 2, logarithms)
+    check_labels(y, *scores.shape)
+    return scores, y.long()
+
+
+def check_probabilities(
+    name: str, probs: Tensor, ndim: int | None = None, logarithms: bool = False
+) -> Tensor:
+    """Return class probabilities, with classes on axis 1, in at least single precision.
+
+    Args:
+        name: of the argument, for the error.
+        probs: probabilities or their logarithms, shape (N, K, ...).
+        ndim: the number of dimensions, or None for any above 1.
+        logarithms: whether `probs` are logarithms.
+    """
+    scores = check_values(name, probs, ndim)
+    if scores.ndim < 2:
+        raise VardropError(f"Expected `{name}` of shape (N, K), but got {tuple(scores.shape)}.")
     if not logarithms and scores.min() < 0:
         raise VardropError(
-            f"Expected `probs` to be non-negative, but got {scores.min().item():.6g}. "
+            f"Expected `{name}` to be non-negative, but got {scores.min().item():.6g}. "
             "Apply a softmax over the last dimension if these are logits."
         )
-    sums = (scores.exp() if logarithms else scores).sum(dim=1)
+    sums = (scores.exp() if logarithms else scores).sum(dim=1).flatten()
     worst = sums[(sums - 1).abs().argmax()].item()
     # Rounding a row to its dtype moves its sum by up to half an eps.
     if not math.isclose(worst, 1, rel_tol=0, abs_tol=max(1e-4, 4 * torch.finfo(probs.dtype).eps)):
@@ -132,5 +153,4 @@ def check_classification(
             f"Expected `{name}` to hold probabilities that sum to one in each row, "
             f"but got a row with sum {worst:.6g}. Apply a softmax over the last dimension."
         )
-    check_labels(y, *scores.shape)
-    return scores, y.long()
+    return scores

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -11,13 +12,14 @@ from torch import Tensor, nn
 
 from vardrop._core.calls import call_net, check_named, clone_batch, output_tensor, plain_batch
 from vardrop._core.checks import (
+    LARGEST_WEIGHT,
     check_integer,
     check_net,
     check_number,
     check_tensor,
     describe_value,
 )
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, report_arguments
 from vardrop._core.torch_private import disable_compiler, in_transform, tree_map_only
 from vardrop.functional import share_in_step
 from vardrop.heads import Head, HeadParts
@@ -133,7 +135,7 @@ class ELBO(nn.Module):
             )
         self.net, self.likelihood, self.output = net, likelihood, output
         self.num_data, self.samples = num_data, samples
-        self._loss_is_checked = isinstance(likelihood, Likelihood)
+        self._loss_is_checked, self._has_kl = isinstance(likelihood, Likelihood), has_noise(net)
         self.kl_value_every, self._step = kl_value_every, 0
         self.register_buffer("beta", torch.tensor(float(beta)))
 
@@ -154,7 +156,9 @@ class ELBO(nn.Module):
         every_step = weight is not None or self.kl_value_every == 1 or not self.training
         if torch.compiler.is_compiling():  # a compiler finds shared computations itself
             return self.parts(x, y, None, weight) if every_step else _eager_step(self, x, y)
-        with share_in_step():
+        # Callers of a transform, such as vmap, handle its errors.
+        report = nullcontext() if in_transform() else report_arguments("x", "y")
+        with share_in_step(), report:
             if every_step:
                 return self.parts(x, y, None, weight)
             return self.with_cached_kl(self.parts, x, y)
@@ -208,10 +212,22 @@ class ELBO(nn.Module):
             output = output_tensor(output)  # a custom loss gets the complete output
         if not traced:
             check_batch(self.likelihood, output, y)
+            self._check_size(output, weight)
             if not self._loss_is_checked:
                 self._check_first_batch(output, y)
         nll = self.likelihood(output, y) if weight is None else self._weighted(output, y, weight)
         return nll, nll, None
+
+    def _check_size(self, output: Any, weight: Tensor | None) -> None:
+        """Raise if a training batch has more examples than the data, or impossible weights."""
+        count = len(output) if isinstance(output, Tensor) and output.dim() else 0
+        if self._has_kl and self.training and torch.is_grad_enabled() and count > self.num_data:
+            text = f"Expected `num_data`, the size of the training set, but got {self.num_data}"
+            raise VardropError(f"{text} and a batch of {count} examples. It scales the KL.")
+        low, high = (0.0, 0.0) if weight is None else _range(weight)
+        if not (low >= 0 and high <= LARGEST_WEIGHT):
+            limits = f"0 to {LARGEST_WEIGHT:g}, but got {low:g} to {high:g}"
+            raise VardropError(f"Expected `weight` to be from {limits}.")
 
     def _head_parts(self, x: Any, y: Any, weight: Tensor | None, head: Head) -> HeadParts:
         if weight is not None:
@@ -319,6 +335,7 @@ def _check_classes(likelihood: Categorical, output: Tensor, y: Tensor) -> None:
             likelihood.check_valid(y)
         low, high = _range(valid)
     classes = output.shape[axis]
+    likelihood.check_outcomes(output.shape)
     if low < 0 or high >= classes:
         raise VardropError(
             f"Expected `y` to be in 0..{classes - 1}, but got {low:g}..{high:g}. "

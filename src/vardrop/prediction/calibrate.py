@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.calls import LabelledData, labelled_batches
-from vardrop._core.checks import check_number
+from vardrop._core.checks import check_number, check_type
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
+from vardrop.metrics.validate import check_probabilities
 from vardrop.prediction.eval_copy import is_stochastic
 from vardrop.prediction.predict import predict
 from vardrop.prediction.prediction import Prediction
@@ -40,6 +41,7 @@ def apply_temperature(probs: Tensor | Prediction, temperature: float) -> Tensor:
     if isinstance(probs, Prediction):
         scaled = probs.likelihood.apply_temperature(probs.log_probs, temperature).exp()
         return scaled if scaled.shape == probs.probs.shape else scaled[..., 1]
+    probs = check_probabilities("probs", probs)
     log_probs = probs.clamp(min=torch.finfo(probs.dtype).tiny).log()
     return torch.softmax(log_probs / temperature, 1)
 
@@ -66,6 +68,7 @@ def fit_temperature(p: Prediction, y: Tensor) -> float:
 
     Guo et al. 2017, "On calibration of modern neural networks", sec. 4.2.
     """
+    check_type("p", p, Prediction, "a prediction of vardrop.predict")
     logs = p.log_probs.double().clamp(min=torch.finfo(torch.float32).min)
     axis = p.likelihood.class_axis
     assert axis is not None

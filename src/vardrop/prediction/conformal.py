@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_number
+from vardrop._core.checks import check_number, check_type
 from vardrop._core.errors import VardropError
 from vardrop.prediction.prediction import Interval, Prediction
 
@@ -101,6 +101,7 @@ def conformal(p: Prediction, y: Tensor, level: float = 0.9) -> Conformal:
     regression", sec. 2.2; Sadinle, Lei & Wasserman 2019, "Least ambiguous set-valued classifiers".
     """
     check_number("level", level, above=0, below=1)
+    check_type("p", p, Prediction, "a prediction of vardrop.predict")
     p.likelihood.check_target(p.mean, y)
     rule = conformal_rule(_scores(p, y).view(len(p), -1).amax(1), level)
     return replace(rule, analytic=p.analytic)

@@ -22,7 +22,7 @@ from vardrop._core.calls import (
     plain_batch,
 )
 from vardrop._core.checks import check_integer
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, report_arguments
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
 from vardrop.functional.random import GeneratorNoise, draw_from, restore_state_on_error
 from vardrop.noisy import NoisyTensor, evaluating, noisy_weights, sampling
@@ -90,7 +90,8 @@ def kappa(
         return [t.sample(t.draw()).detach() if samples else t.mean for t in tensors]
 
     noise = nullcontext() if seed is None else draw_from(GeneratorNoise(resolve_seed(seed)))
-    with evaluating(net), sampling(net, on=False), torch.enable_grad(), noise:
+    report = report_arguments("data", "loss")
+    with report, evaluating(net), sampling(net, on=False), torch.enable_grad(), noise:
         variances = [t.variance().detach().expand_as(t.mean) for t in tensors]
         for x, y in labelled_batches(data):
             curvature = partial(_curvature, net, keys, x, y, loss, probes)

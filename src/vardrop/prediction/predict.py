@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from vardrop._core.calls import Pick
-from vardrop._core.checks import check_choice
+from vardrop._core.checks import check_choice, check_integer
 from vardrop._core.errors import VardropError
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.prediction.conformal import Conformal
@@ -169,6 +169,7 @@ def freeze(
         frozen = copy.copy(net)
         frozen.replace_net(copy_tensors(net.net))
         return frozen
+    check_integer("samples", samples, remedy="To predict, call the result: freeze(net)(x).")
     check_choice("mode", mode, ("sample", "moments"))
     model, meaning = resolve_likelihood(net, likelihood)
     _check_evaluating(model)

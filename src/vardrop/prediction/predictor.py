@@ -29,7 +29,7 @@ from vardrop._core.calls import (
     tensors_in,
 )
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, report_arguments
 from vardrop._core.progress import ProgressLine
 from vardrop._core.sharding import forward_method, is_model_sharded
 from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
@@ -120,6 +120,7 @@ class Predictor(nn.Module):
         check_choice("draw", draw, ("estimator", "local", "functions"))
         check_integer("samples", samples)
         check_integer("memory", memory)
+        check_type("output", output, Callable | None, "a function")  # type: ignore[arg-type]
         check_type("conformal", conformal, Conformal | None, "a rule of vardrop.conformal")
         check_number("level", level, above=0, below=1)
         if keep is not None:
@@ -218,6 +219,7 @@ class Predictor(nn.Module):
             for batch in input_batches(device_of(self.net), x):
                 yield self._predict_batch(batch, seed, noise, line)
 
+    @report_arguments("x")
     @restore_state_on_error
     def _predict_batch(
         self, x: Batch, seed: int | None, noise: AbstractContextManager[object], line: ProgressLine
@@ -246,6 +248,7 @@ class Predictor(nn.Module):
                         f"Expected the output to have {count} rows as the input has, but got shape "
                         f"{tuple(block.shape[1:])}."
                     )
+                self.likelihood.check_outcomes(block.shape[1:])
                 summary.add(block)
                 if summary.is_settled(self.tolerance):
                     break
@@ -419,12 +422,14 @@ def device_of(net: nn.Module) -> torch.device | None:
 def input_batches(device: torch.device | None, data: BatchOrLoader) -> Iterator[Batch]:
     """Yield the checked inputs of one batch or of a loader, on a device."""
     count = 0
-    for batch in [data] if isinstance(data, Tensor | Mapping) else data:
+    with report_arguments("x"):
+        batches = iter([data] if isinstance(data, Tensor | Mapping) else data)
+    for batch in batches:
         x = plain_batch(batch[0] if isinstance(batch, tuple | list) and batch else batch)
         if not tensors_in(x):
             raise VardropError(
-                f"Expected batches to be tensors or dictionaries of tensors, or tuples that begin "
-                f"with such an input, but got {type(batch).__name__}. Convert them in the loader."
+                "Expected `x` to be a tensor, a dictionary of tensors, or batches of them, but got "
+                f"{type(data).__name__} of {type(batch).__name__}. Convert it with torch.as_tensor."
             )
         _check_values(x)
         count += 1
@@ -433,9 +438,8 @@ def input_batches(device: torch.device | None, data: BatchOrLoader) -> Iterator[
         raise VardropError("Expected `x` to give at least one batch, but got an empty loader.")
 
 
+@report_arguments("x")
 def _check_values(x: Batch) -> None:
-    if isinstance(x, Tensor) and (x.dim() == 0 or x.shape[0] == 0):
-        raise VardropError(f"Expected `x` to have rows, but got shape {tuple(x.shape)}.")
     if num_examples(x) == 0:
         raise VardropError("Expected `x` to have rows, but got none.")
     check_named(x)
@@ -445,7 +449,5 @@ def _check_values(x: Batch) -> None:
         masks = tensor.is_floating_point() and "mask" not in name  # which may hold -infinity
         if masks and not (math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())):
             bad = int((~tensor.isfinite()).sum())
-            raise VardropError(
-                f"Expected `{name}` to be finite, but got {bad} values that are NaN or infinite. "
-                "Clean the input first."
-            )
+            text = f"Expected `{name}` to be finite, but got {bad} values that are NaN or infinite"
+            raise VardropError(f"{text}. Clean the input first.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeVar
 
+from vardrop._core.checks import check_choice
 from vardrop._core.errors import VardropError
 from vardrop.estimators import Estimator, flipout, local_reparameterization, weight_sample
 from vardrop.gates import GaussianDropout
@@ -70,12 +71,11 @@ def gaussian_dropout(drop_rate: float = 0.5, kind: Literal["A", "B"] = "A") -> R
 
     A: Srivastava et al. 2014, sec. 10. B: Wang & Manning 2013, "Fast dropout training", eq. 7.
     """
+    check_choice("kind", kind, ("A", "B"))
     alpha = _alpha(drop_rate)
     if kind == "A":
         return Recipe(gate=GaussianDropout(alpha, learned=False))
-    if kind == "B":
-        return Recipe(MultiplicativeGaussian(alpha, per="layer", learned=False))
-    raise VardropError(f"Expected `kind` to be 'A' or 'B', but got {kind!r}.")
+    return Recipe(MultiplicativeGaussian(alpha, per="layer", learned=False))
 
 
 def variational_dropout(
@@ -110,12 +110,11 @@ def variational_dropout(
     Kingma, Salimans & Welling 2015, "Variational dropout and the local reparameterization trick",
     sec. 3.1 (A), 3.2 (B), eq. 10 and 13.
     """
+    check_choice("kind", kind, ("A", "B", "A2"))
     alpha = _alpha(drop_rate)
     if kind == "B":
         posterior = MultiplicativeGaussian(alpha, _default(per, "weight"), max_alpha=max_alpha)
         return Recipe(posterior, _default(prior, LogUniform()))
-    if kind not in ("A", "A2"):
-        raise VardropError(f"Expected `kind` to be 'A', 'B' or 'A2', but got {kind!r}.")
     if per not in (None, "input", "layer"):
         raise VardropError(f"Expected `per` to be 'input' or 'layer' for A, but got {per!r}.")
     if not isinstance(prior, LogUniform | None):
@@ -207,8 +206,9 @@ def variance_layer(noise: Noise = "gaussian", estimator: Estimator | None = None
 
     Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks", sec. 3.
     """
+    posterior = ZeroMean(noise)
     default = local_reparameterization if noise == "gaussian" else flipout
-    return Recipe(ZeroMean(noise), estimator=_default(estimator, default))
+    return Recipe(posterior, estimator=_default(estimator, default))
 
 
 def dropconnect(drop_rate: float = 0.5, estimator: Estimator = weight_sample) -> Recipe:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vardrop._core.checks import check_net, check_type
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, report_arguments
 from vardrop.noisy import named_modules_of
 
 
@@ -46,8 +46,9 @@ def reestimate_batchnorm(net: nn.Module, data: Iterable[object]) -> nn.Module:
         norm.reset_running_stats()
         norm.momentum = None  # a plain average
         norm.train()
-    for batches, batch in enumerate(data, 1):  # noqa: B007
-        twin(batch[0] if isinstance(batch, list | tuple) else batch)
+    with report_arguments("data"):
+        for batches, batch in enumerate(data, 1):  # noqa: B007
+            twin(batch[0] if isinstance(batch, list | tuple) else batch)
     if batches == 0:
         raise VardropError("Expected `data` to give batches of inputs, but got none.")
     for name, norm in norms.items():

@@ -77,7 +77,7 @@ def test_a_registered_set_is_known_by_its_name(monkeypatch):
     (frame().iloc[:0], {"target": "price"}, "only names of columns"),
     (frame(), {"target": "price", "test": (torch.zeros(5, 1, 2, 2), torch.zeros(5).long())}, "of the kind of `data`"),
     (frame(), {"target": "price", "test": frame().drop(columns="b")}, "the test data to have"),
-    (frame(), {"target": "price", "weight": "a"}, "weights in column 'a'"),
+    (frame(), {"target": "price", "weight": "a"}, "weights from 0 to 1e9 in every row of column 'a'"),
     (frame().assign(a=[[1]] * 60), {"target": "price"}, r"texts or dates in column 'a' .* got \[1\]"),
     (frame().assign(a=1j), {"target": "price"}, "texts or dates in column 'a' of .* got 1j"),
     (frame(), {"target": "price", "split": "town"}, "train, validation or test in column"),

@@ -4,6 +4,8 @@ import bz2
 import gzip
 import json
 import math
+import time
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -11,9 +13,12 @@ import torch
 
 import vardrop as vd
 from tests.refusals import assert_refused
+from vardrop._core import files
+from vardrop._core.errors import VardropError
 from vardrop.app.data import Preprocessing, describe, load_dataset, read_table
 from vardrop.app.data.preprocessing import CategoryColumn, DateColumn, NumberColumn
-from vardrop.app.data.splits import split_rows
+from vardrop.app.data.splits import Roles, split_rows
+from vardrop.app.data.tables import check_columns, check_frame
 from vardrop.app.runs import evaluate_rows, fit, load_run
 from vardrop.app.runs.models import build_net
 from vardrop.app.runs.run_callbacks import RunCallback
@@ -312,8 +317,8 @@ REFUSED = {
     "dates with dots": (with_column("more", lambda i: f"{i % 28 + 1}.{i % 12 + 1}.2021"), {}, "ISO dates .*--date-format"),
     "another format": (with_column("more", lambda i: f"{i % 28 + 1}.{i % 12 + 1}.2021"), {"date_format": "%d/%m/%Y"}, "dates of the format '%d/%m/%Y'"),
     "no date": (with_column("more", lambda i: "soon" if i == 9 else f"2021-03-{i % 28 + 1:02d}"), {}, "'soon' in row 10"),
-    "a name twice": (lines(head=("size", "size ", "price")), {}, "columns of .* with different names, but got ..size"),
-    "the target twice": (lines(head=("size", "price", "price")), {}, "columns of .* with different names, but got ..price"),
+    "a name twice": (lines(head=("size", "size ", "price")), {}, "columns of .* with different names, but got 'size' more than once"),
+    "the target twice": (lines(head=("size", "price", "price")), {}, "columns of .* with different names, but got 'price' more than once"),
     "no header": ("\n".join(f"{i},{i * 2},{i * 3}" for i in range(30)), {}, "numbers: 0, 0.1, 0.2. Put a line"),
     "a hole in the target": (lines().replace("3.25", "", 1), {}, "row 2 has none"),
     "only names": (lines(rows=200, head=("name", "price"), cells=lambda i: (f"house {i * i}", f"{i}.5")), {}, "'name' names the rows"),
@@ -403,3 +408,27 @@ def test_embeddings_take_numbers_beyond_their_table():
     assert torch.equal(y[0], y[1])
     assert torch.equal(y[2], y[3])
     assert bool(y.isfinite().all())
+
+
+def test_long_lists_of_names_are_cut_and_control_characters_escaped():
+    wide = pd.DataFrame(0.0, index=range(3), columns=[f"c{i}" for i in range(20_000)])
+    start = time.monotonic()
+    assert check_frame(wide, "wide").shape == (3, 20_000)
+    assert time.monotonic() - start < 3  # seven seconds if each name is counted
+    with pytest.raises(VardropError) as error:
+        check_columns(wide, Roles(target="nothing"), "wide")
+    assert len(str(error.value)) < 500
+    assert "'c9' (20,000 in all)" in str(error.value)
+    with pytest.raises(VardropError, match="without NUL bytes"):
+        check_frame(wide.iloc[:, :2].set_axis(["a", "b\0"], axis=1), "wide")
+    assert "\x1b" not in str(VardropError("red \x1b[31m"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file that cannot be read")
+@pytest.mark.parametrize("name", ["a.csv", "a.json", "a.safetensors"])
+def test_an_unreadable_file_is_not_called_damaged(tmp_path, name):
+    (tmp_path / name).symlink_to("/proc/self/mem")
+    read = {"a.csv": read_table, "a.json": files.read_json}.get(name, files.read_tensors)
+    with pytest.raises(VardropError, match=r"Reading .* failed: Input/output error") as error:
+        read(tmp_path / name)
+    assert "damaged" not in str(error.value)

@@ -73,7 +73,11 @@ def test_damaged_files_are_told(tmp_path):
     (tmp_path / "c.json").write_text("{")
     with pytest.raises(vd.VardropError, match="t.safetensors to be a safetensors file, but got"):
         read_tensors(tmp_path / "t.safetensors")
-    assert_refused("it is not there. Train first", read_tensors, tmp_path / "absent.safetensors")
+    assert_refused(
+        "File not found: .*absent.safetensors. Train first",
+        read_tensors,
+        tmp_path / "absent.safetensors",
+    )
     assert_refused("c.json to hold JSON", files.read_json, tmp_path / "c.json")
     assert_refused("Is this the directory of a run", files.read_json, tmp_path / "absent.json")
     with pytest.raises(vd.VardropError, match="to fit the model, but got"):

@@ -176,7 +176,10 @@ def test_the_advice_names_who_is_as_good():
     assert found.startswith("On held-out rows the plain model is better: NLL 0.800, and 1.000 with")
     assert "--recipe none" in found
     assert "(NLL 1.000) is hardly better than the mean of the target (1.010)" in advice(mean=1.01)
-    assert "hardly better than the frequencies of the classes" in advice(majority=0.5)
+    found = advice(majority=0.5)  # the learning rate was too large
+    assert "(NLL 1.000) is worse than the frequencies of the classes (0.500)" in found
+    assert "lower learning rate (--lr)" in found
+    assert "better" not in found
     assert "hardly better" in advice(mean=math.nan)  # what does not compare is told
 
 

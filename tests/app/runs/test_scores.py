@@ -302,7 +302,9 @@ def test_rows_that_cannot_be_scored_are_refused(runs, case):
 
 
 def test_a_class_that_the_run_does_not_know_is_refused(runs):
-    with pytest.raises(VardropError, match="classes high, low in column 'kind'.*'odd' in row 4"):
+    with pytest.raises(
+        VardropError, match="classes 'high', 'low' in column 'kind'.*'odd' in row 4"
+    ):
         evaluate_rows(runs[2], table(10).assign(kind=["high", "low", "low", "odd"] + ["low"] * 6))
 
 

@@ -19,8 +19,7 @@ import typer
 from typer import Argument, Option
 
 import vardrop
-from vardrop._core.checks import printable
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, printable
 from vardrop.app import runs
 from vardrop.app.cli import options as o, printing
 from vardrop.app.cli.config_file import import_modules

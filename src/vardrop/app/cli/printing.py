@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from vardrop._core.checks import printable
+from vardrop._core.errors import printable
 from vardrop._core.files import to_json_safe
 from vardrop.app.runs import Run
 from vardrop.app.runs.compress import PACKED, SMALL

@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 
-from vardrop._core.checks import printable, suggest
-from vardrop._core.errors import VardropError, import_optional
+from vardrop._core.checks import suggest
+from vardrop._core.errors import VardropError, import_optional, printable
 
 for _package in ("typer", "rich"):
     import_optional(_package)

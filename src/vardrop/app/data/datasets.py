@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import suggest
+from vardrop._core.checks import LARGEST_WEIGHT, check_integer, check_type, suggest
 from vardrop._core.errors import VardropError, import_optional
 from vardrop.app.data.images import Images, ImageSet, idx_set, load_cifar10
 from vardrop.app.data.inputs import KINDS, Table, Tensors, read_input
@@ -118,6 +118,8 @@ def load_dataset(
     >>> load_dataset("digits").sizes
     {'train': 1258, 'validation': 180, 'test': 359}
     """
+    check_integer("seed", seed, 0)
+    check_type("drop", drop, list | tuple, "a list of names of columns")
     wanted = Roles(target, task, tuple(drop), **roles)
     name = str(data) if isinstance(data, str | Path) else None
     parts = {"train": data, "validation": validation, "test": None if test is False else test}
@@ -241,9 +243,10 @@ def _times(column: pandas.Series, roles: Roles, source: str) -> Tensor:
 def row_weights(column: pandas.Series, source: str) -> Tensor:
     """The weight of each row, (N,)."""
     weights = to_tensor(to_numbers(column, source)).float()
-    if not bool((weights >= 0).all()) or float(weights.sum()) == 0:
+    fits = bool(((weights >= 0) & (weights <= LARGEST_WEIGHT)).all())
+    if not fits or float(weights.max()) < 1 / LARGEST_WEIGHT:
         name = f"column '{column.name}' of {source}"
-        raise VardropError(f"Expected weights in {name} in every row, at least 0, not all 0.")
+        raise VardropError(f"Expected weights from 0 to 1e9 in every row of {name}, not all 0.")
     return weights
 
 

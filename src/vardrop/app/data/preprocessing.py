@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_choice, check_number, check_type, suggest
+from vardrop._core.checks import (
+    check_choice,
+    check_number,
+    check_type,
+    describe_value,
+    list_names,
+    suggest,
+)
 from vardrop._core.errors import VardropError, import_optional
 
 if TYPE_CHECKING:
@@ -183,7 +190,7 @@ class Preprocessing:
     def inputs(self, table: pandas.DataFrame, source: str) -> Tensor:
         """The inputs (N, features) of any table with these columns."""
         if missing := [c.name for c in self.columns if c.name not in table.columns]:
-            names = f"{', '.join(map(repr, missing))}.{suggest(missing[0], table.columns)}"
+            names = f"{list_names(missing)}.{suggest(missing[0], table.columns)}"
             raise VardropError(f"Expected the columns of the training in {source}, but no {names}")
         return torch.cat([c.apply(table[c.name], source) for c in self.columns], 1)
 
@@ -194,7 +201,7 @@ class Preprocessing:
             return ((numbers - self.target_mean) / self.target_std).float().unsqueeze(1)
         index = {name: i for i, name in enumerate(self.classes)}
         codes = torch.tensor([index.get(label(cell), -1) for cell in cells])
-        wanted = f"the classes {', '.join(self.classes)} in column '{self.target}' of {source}"
+        wanted = f"the classes {list_names(self.classes)} in column '{self.target}' of {source}"
         check_cells(cells, (codes < 0).numpy(), wanted)
         return codes
 
@@ -316,7 +323,8 @@ def check_cells(column: pandas.Series, wrong: NDArray[Any], wanted: str, remedy:
     """Raise an error that shows the first wrong cells, if there are any."""
     if bool(wrong.any()):
         rows = import_optional("numpy").flatnonzero(wrong)
-        cells = [f"'{column.iloc[i]}' in row {row_number(column, i)}" for i in rows[:3]]
+        texts = [describe_value(str(column.iloc[i])) for i in rows[:3]]
+        cells = [f"{t} in row {row_number(column, i)}" for t, i in zip(texts, rows, strict=False)]
         count = f" ({len(rows)} in all)" if len(rows) > 3 else ""
         problem = f"Expected {wanted}, but got {', '.join(cells)}{count}."
         raise VardropError(f"{problem} {remedy}".rstrip())

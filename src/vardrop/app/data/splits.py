@@ -6,12 +6,13 @@ import dataclasses
 import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from vardrop._core.checks import check_choice, check_type
 from vardrop._core.errors import VardropError, import_optional
 from vardrop.app.data.preprocessing import Preprocessing, Task, check_cells
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 Kind = Literal["image", "table"]
 PARTS = ("train", "validation", "test")
 _FRACTIONS = {"test": 0.2, "validation": 0.1}
+_SEEDS = 2**32  # of scikit-learn; larger seeds are taken modulo
 _TRIES = 20  # random choices of groups; the one nearest to the wanted size is taken
 
 
@@ -114,6 +116,13 @@ class Roles:
     date_format: str | None = None
 
     def __post_init__(self) -> None:
+        for name in (f.name for f in fields(Roles) if f.name not in ("task", "drop", "stratify")):
+            check_type(name, getattr(self, name), str | None, "a text, such as a column's name")
+        for name in self.drop:
+            check_type("drop", name, str, "a list of names of columns")
+        check_type("stratify", self.stratify, bool, "True or False")
+        if self.task is not None:
+            check_choice("task", self.task, get_args(Task))
         if self.sep == "\\t":  # typed in a shell
             object.__setattr__(self, "sep", "\t")
         marks = [mark for mark in (self.sep, self.decimal, self.thousands) if mark is not None]
@@ -268,7 +277,8 @@ def _choose_groups(groups: Tensor, size: int, left: int, seed: int) -> Tensor:
     total = len(groups.unique())
     number = min(max(1, round(size / len(groups) * total)), total - left)
     splitter = import_optional("sklearn.model_selection").GroupShuffleSplit
-    splits = splitter(_TRIES, test_size=number, random_state=seed).split(groups, groups=groups)
+    chooser = splitter(_TRIES, test_size=number, random_state=seed % _SEEDS)
+    splits = chooser.split(groups, groups=groups)
     return torch.tensor(min((held for _, held in splits), key=lambda held: abs(len(held) - size)))
 
 
@@ -278,7 +288,11 @@ def _choose_rows(classes: Tensor, size: int, seed: int) -> Tensor:
     several = (counts[classes] > 1).nonzero().flatten()
     free = several if len(several) > size else torch.arange(len(classes))
     fits = int((counts > 1).sum()) <= min(size, len(several) - size)
-    options = {"test_size": size, "random_state": seed, "stratify": classes[free] if fits else None}
+    options = {
+        "test_size": size,
+        "random_state": seed % _SEEDS,
+        "stratify": classes[free] if fits else None,
+    }
     split = import_optional("sklearn.model_selection").train_test_split
     return torch.tensor(split(free.numpy(), **options)[1])
 
@@ -297,7 +311,9 @@ def fold_numbers(rows: Part, folds: int, task: Task, seed: int) -> Tensor:
     splitter = getattr(import_optional("sklearn.model_selection"), name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a class with fewer rows than folds
-        parts = splitter(folds, shuffle=True, random_state=seed).split(labels, labels, rows.group)
+        parts = splitter(folds, shuffle=True, random_state=seed % _SEEDS).split(
+            labels, labels, rows.group
+        )
         for number, held in enumerate([held for _, held in parts]):
             numbers[held] = number
     return numbers

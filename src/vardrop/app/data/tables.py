@@ -12,8 +12,9 @@ from collections.abc import Collection, Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from vardrop._core.checks import suggest
+from vardrop._core.checks import list_names, suggest
 from vardrop._core.errors import VardropError, import_optional
+from vardrop._core.files import check_readable
 from vardrop.app.data.preprocessing import (
     CategoryColumn,
     Column,
@@ -69,8 +70,7 @@ def read_table(
     if not is_table(path):
         endings = ", ".join(SUFFIXES)
         raise VardropError(f"Expected a file that ends in {endings}, but got {str(path)!r}.")
-    if not path.is_file():
-        raise VardropError(f"File not found: {path}.")
+    check_readable(path)
     parquet = path.suffix.lower() in _PARQUET
     try:
         table = pandas.read_parquet(path) if parquet else _read_csv(path, roles or Roles(), texts)
@@ -99,7 +99,16 @@ def check_frame(table: pandas.DataFrame, source: str) -> pandas.DataFrame:
 
 def _check_names(names: Sequence[str], source: str) -> None:
     if twice := sorted(name for name, count in Counter(names).items() if count > 1):
-        raise VardropError(f"Expected columns of {source} with different names, but got {twice}.")
+        problem = f"but got {list_names(twice)} more than once"
+        raise VardropError(f"Expected columns of {source} with different names, {problem}.")
+    _check_text(names, f"names of columns of {source}")
+
+
+def _check_text(names: Collection[str], what: str) -> None:
+    """Raise an error for NUL bytes, which most programs take for the end of a text."""
+    if wrong := [name for name in names if "\0" in name]:
+        problem = f"Expected {what} without NUL bytes, but got {list_names(wrong)}"
+        raise VardropError(f"{problem}. The data may be damaged.")
 
 
 def _read_csv(path: Path, roles: Roles, texts: Collection[str]) -> pandas.DataFrame:
@@ -134,7 +143,7 @@ def _sniff(path: Path, options: dict[str, str]) -> str:
 
 def check_columns(table: pandas.DataFrame, roles: Roles, source: str) -> str:
     """The name of the target. Raises an error if a column is missing or the target is constant."""
-    names = ", ".join(map(repr, table.columns))
+    names = list_names(list(table.columns))
     if roles.target is None:
         raise VardropError(f"Expected a target for {source}, but got none. Name one of {names}.")
     if absent := [column for column in roles.apart if column not in table.columns]:
@@ -186,6 +195,7 @@ def fit_preprocessing(
     labels = set(map(label, table[target]))
     numbers = sorted(filter(is_number, labels), key=float)
     classes = (*numbers, *sorted(labels - set(numbers)))
+    _check_text(classes, f"classes in column '{target}' of {source}")
     if len(classes) > _MOST_CLASSES:
         problem = f"Expected at most {_MOST_CLASSES} classes in column '{target}' of {source}"
         raise VardropError(f"{problem}, but got {len(classes)}. For numbers set task='regression'.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vardrop._core.errors import VardropError, import_optional
+from vardrop._core.errors import VardropError, import_optional, report_arguments
 from vardrop._core.files import write_atomically, write_json
 from vardrop.app.report.canvas import png
 from vardrop.app.report.pictures import score_intervals
@@ -176,7 +176,8 @@ def compare_runs(runs: Iterable[Any]) -> Comparison:
     >>> list(comparison.scores), sorted(comparison.differences["noisy"])[:2]
     (['plain', 'noisy'], ['accuracy', 'auroc'])
     """
-    stored = [read_run(Path(getattr(run, "directory", run))) for run in runs]
+    with report_arguments("runs"):
+        stored = [read_run(Path(getattr(run, "directory", run))) for run in runs]
     if len({run.path.resolve() for run in stored}) < max(2, len(stored)):
         paths = ", ".join(str(run.path) for run in stored) or "none"
         raise VardropError(f"Expected two or more different runs to compare, but got {paths}.")

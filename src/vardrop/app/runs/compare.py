@@ -17,7 +17,7 @@ from vardrop._core.errors import VardropError
 from vardrop._core.files import digest
 from vardrop.app.data import Roles, load_dataset
 from vardrop.app.runs.config import free_directory, prepare, working
-from vardrop.app.runs.fit import fit, resume
+from vardrop.app.runs.fit import check_arguments, fit, resume
 from vardrop.app.runs.models import method_named
 from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.score_texts import BOUNDS, number
@@ -80,6 +80,7 @@ def compare_methods(
     if wrong := sorted({"seed", "force"} & set(options)):
         text = f"`{wrong[0]}` is not supported by compare_methods."
         raise VardropError(f"{text} Pass `seeds`, and another `out` to start again.")
+    check_arguments(net=net, out=out, callback=callback)
     methods, numbers, options = _methods(recipes), _seeds(seeds), {"compare": False, **options}
     of_data = {name: options[name] for name in _OF_DATA if name in options}
     checksum = load_dataset(data, seed=numbers[0], **of_data).checksum

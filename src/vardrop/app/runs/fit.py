@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.rng import preserve_rng
 from vardrop.app.data import About, Roles, describe
@@ -94,6 +95,8 @@ def fit(
     ...     list(run.results["metrics"])[:3]
     ['accuracy', 'balanced_accuracy', 'auroc']
     """
+    check_arguments(net=net, out=out, drop=drop, include=include, exclude=exclude, force=force)
+    check_arguments(callback=callback, progress=progress)
     roles = {name: options.pop(name) for name in _ROLES if name in options}
     roles |= {"target": target, "task": task, "drop": tuple(drop)}
     source = _describe_source(data, validation, test, directory, roles)
@@ -148,6 +151,23 @@ def _describe_job(job: FitJob) -> str:
     if columns is not None:
         lines.append(describe(columns, config.data if is_table(config.data.name) else None))
     return "\n".join(lines)
+
+
+_TYPES: dict[str, tuple[Any, str]] = {
+    "net": (nn.Module | str | None, "a network or its name"),
+    "out": (str | os.PathLike | None, "a directory"),
+    "drop": (list | tuple, "a list of names of columns"),
+    **dict.fromkeys(("include", "exclude"), (str | None, "a name pattern")),
+    "force": (bool, "True or False"),
+    "callback": (RunCallback | None, "a RunCallback"),
+    "progress": (bool | None, "True, False or None"),
+}
+
+
+def check_arguments(**arguments: object) -> None:
+    """Raise an error for an argument of `fit` or a similar verb that has a wrong type."""
+    for name, argument in arguments.items():
+        check_type(name, argument, *_TYPES[name])
 
 
 def _describe_source(
@@ -232,7 +252,8 @@ def resume(
     Returns:
         The trained run.
     """
-    path = Path(out)
+    check_arguments(net=net, out=out, callback=callback, progress=progress)
+    path = Path(out or ".")
     device = _apply_changes(Config.read(path), path, changes).settings.torch_device()
     with join_processes(device) as world, working(path) if world.first else nullcontext():
         # Read again, now that no other process can change it.

@@ -99,19 +99,25 @@ class Choice:
         error = {name: float(w.std(correction=0)) / math.sqrt(len(w)) for name, w in worse.items()}
         return {name: {"nll": float(w.mean()), "error": error[name]} for name, w in worse.items()}
 
+    def verdicts(self) -> dict[str, str]:
+        """Whether the model is "better" or "worse" than each baseline; empty if not clear."""
+        differences = {k: Estimate(v["nll"], v["error"]) for k, v in self.against().items()}
+        return {name: judge_difference("nll", d) for name, d in differences.items()}
+
     @property
     def advice(self) -> str:
         """A sentence if something simpler is as good; empty if the model is better.
 
         The plain model is recommended if it is better by two standard errors of the difference.
-        The baseline is reported unless the model is better by two standard errors.
+        The baseline is reported unless the model is better by two standard errors, and the
+        learning rate if it is worse by as much.
         """
         sentences = []
-        for name, worse in self.against().items():
-            text, unless = (_BETTER, ("better", "")) if name == "plain" else (_HARDLY, ("better",))
-            if judge_difference("nll", Estimate(worse["nll"], worse["error"])) not in unless:
+        for name, verdict in self.verdicts().items():
+            texts = {"worse": _BETTER} if name == "plain" else {"worse": _WORSE, "": _HARDLY}
+            if verdict in texts:
                 net, other = (self.held_out[n]["nll"] for n in ("net", name))
-                sentences.append(text.format(net, other, _BASELINES.get(name)))
+                sentences.append(texts[verdict].format(net, other, _BASELINES.get(name)))
         return " ".join(sentences)
 
     def to_json(self) -> Record:
@@ -164,6 +170,10 @@ _BASELINES = {"mean": "the mean of the target", "majority": "the frequencies of 
 _HARDLY = (
     "On held-out rows this model (NLL {0:.3f}) is hardly better than {2} ({1:.3f}). The columns "
     "may have little information on the target. Check them, or try --recipe none."
+)
+_WORSE = (
+    "On held-out rows this model (NLL {0:.3f}) is worse than {2} ({1:.3f}): the training did not "
+    "converge, or it overfits. Try a lower learning rate (--lr), or fewer --epochs."
 )
 _BETTER = (
     "On held-out rows the plain model is better: NLL {1:.3f}, and {0:.3f} with noise. Try --recipe "

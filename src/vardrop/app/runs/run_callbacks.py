@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from vardrop._core.checks import printable
-from vardrop._core.errors import import_optional
+from vardrop._core.errors import import_optional, printable
 from vardrop._core.files import to_json_safe
 from vardrop.app.store import Record
 from vardrop.tuning import Callback, Position

@@ -99,15 +99,14 @@ class _Quotient(NamedTuple):
     numerator: tuple[float, ...]
     denominator: tuple[float, ...]
 
-    def __call__(self, s: Tensor) -> Tensor:
-        """The quotient at s as one expression."""
-        p, q = (
-            functools.reduce(
-                lambda total, c: total * s + c, coefficients[-2::-1], s + coefficients[-1]
-            )
-            for coefficients in (self.numerator, self.denominator)
-        )
-        return p * self.factor / q
+
+def _divide(quotient: _Quotient, s: Tensor) -> Tensor:
+    """The quotient at s as one expression. The compiler of torch 2.9 cannot trace a method."""
+    p, q = (
+        functools.reduce(lambda total, c: total * s + c, coefficients[-2::-1], s + coefficients[-1])
+        for coefficients in (quotient.numerator, quotient.denominator)
+    )
+    return p * quotient.factor / q
 
 
 # Numbers are inside functions, because a compiler with dynamic shapes makes variables of globals.
@@ -150,7 +149,7 @@ def _variance(log_sigma2: Tensor) -> Tensor:
 def _kl_from_logs(weight: Tensor, variance: Tensor, log_variance: Tensor) -> Tensor:
     """The KL of each weight, from the logarithm of theta^2 / sigma^2, which itself may overflow."""
     s = variance / (variance + weight * weight * (1 / 7))
-    log_ratio = _r()(s).log() + log_square(weight) - log_variance
+    log_ratio = _divide(_r(), s).log() + log_square(weight) - log_variance
     return 0.5 * functional.softplus(log_ratio)
 
 
@@ -176,7 +175,7 @@ def _add_kl_gradients(
 def _kl_gradients(weight: Tensor, variance: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """scale times dKL/dweight and dKL/dlog sigma^2, as expressions for a compiler or autograd."""
     below = variance + weight * weight * (1 / 7)
-    slope = _s()(variance / below) * (weight * scale) / below
+    slope = _divide(_s(), variance / below) * (weight * scale) / below
     return slope, -0.5 * slope * weight
 
 
