@@ -168,8 +168,8 @@ def plan(
         include: the modules to convert: a glob on the name, a type, a predicate, or a list of
             these.
         exclude: the modules to leave out, in the same form.
-        example_input: a batch, with which `mc_dropout()` finds dropout in custom code. It runs one
-            pass of a copy. Without it such dropout is not listed.
+        example_input: a batch, with which `mc_dropout()` finds dropout in custom code. It runs a
+            few passes of a copy. Without it such dropout is not listed.
 
     Returns:
         The plan.
@@ -190,7 +190,7 @@ noisy_bias=False)
     check_selection("exclude", exclude, list(modules))
     rule = rule_of(recipe, list(modules.values()), include is None)
     if example_input is not None:
-        rule.observe(net, example_input)
+        rule = rule.observe(net, example_input)
     entries = []
     for name, module in modules.items():
         if (reason := rule.reason(module)) is None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +30,11 @@ from vardrop._core.calls import (
 )
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import clone_modules
 from vardrop._core.progress import ProgressLine
 from vardrop._core.sharding import forward_method, is_model_sharded
 from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
-from vardrop.gates import Gate, check_functional_dropout
+from vardrop.gates import Gate, find_unswitched_dropout, switched_class
 from vardrop.layers import Variational
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.noisy import evaluating, named_modules_of, sampling
@@ -150,6 +151,7 @@ class Predictor(nn.Module):
         self._fallback: DrawStrategy | None = None  # for inputs that the strategy cannot run
         self.__dict__["_snapshot"] = None
         self._unchecked = self.mode != "mean" and not is_model_sharded(self.net)
+        self._in_code: list[str] = []  # modules whose dropout is switched in the copy
 
     def _check_net(self) -> None:
         if self.mode != "mean":
@@ -264,9 +266,9 @@ class Predictor(nn.Module):
         return p
 
     def _check_dropout(self, x: Batch) -> None:
-        """Raise an error at the first batch if the model has dropout that draws would lack."""
+        """Find at the first batch the dropout in code, which draws in training mode only."""
         if self._unchecked:
-            check_functional_dropout(self.net, x)
+            self._in_code = find_unswitched_dropout(self.net, x)
             self._unchecked = False
 
     def strategy_for(self, x: Batch, seed: int | None = None) -> DrawStrategy:
@@ -296,11 +298,16 @@ class Predictor(nn.Module):
     @property
     def _model(self) -> nn.Module:
         """The model, or in a predictor that is kept its state at the first call."""
-        if not self.is_kept or "net" in self._modules or is_model_sharded(self.net):
-            return self.net
-        if self._snapshot is None:
-            self.__dict__["_snapshot"] = copy_tensors(self.net)
-        return self._snapshot  # type: ignore[return-value]
+        net = self.net
+        if self.is_kept and "net" not in self._modules and not is_model_sharded(net):
+            if self._snapshot is None:
+                self.__dict__["_snapshot"] = copy_tensors(net)
+            net = cast(nn.Module, self._snapshot)
+        if self._in_code:
+            net = clone_modules(net)
+            for module in map(net.get_submodule, self._in_code):
+                module.__class__ = switched_class(type(module))  # type: ignore[assignment]
+        return net
 
     def _make_strategy(self) -> DrawStrategy:
         if is_model_sharded(self.net):
