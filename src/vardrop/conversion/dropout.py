@@ -98,6 +98,8 @@ class SwitchedDropout(ConversionRule):
         return _IN_CODE.format(rate=in_code, kind=type(module).__name__)
 
     def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
+        if isinstance(module, Noisy):
+            return None
         return DROPOUT_TYPES.get(type(module)) or switched_class(type(module))
 
     def becomes(self, module: nn.Module) -> str:
