@@ -193,7 +193,7 @@ def test_dropout_around_a_model_is_part_of_predictions():
         if hasattr(module, "p"):
             module.p = 0.0
     p = vd.predict(net, batch_of("distilbert"), samples=8, seed=0, likelihood=vd.Values())
-    assert p.std.max() > 0.01
+    assert 0.1 < (p.draws == 0).float().mean() < 0.5
 
 
 def test_prediction_draws_the_attention_dropout_that_training_has():

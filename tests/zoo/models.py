@@ -134,7 +134,7 @@ HUGGING = {
     **{name: hugging(name, "pixels") for name in ("vit", "dinov2", "convnext", "segformer", "swinv2")},
     **{name: hugging(name, translated, last) for name in ("t5", "bart")},
     "whisper": hugging("whisper", spoken, last),
-    "clip": hugging("clip", captioned, lambda out: out.logits_per_image),
+    "clip": hugging("clip", captioned, lambda out: out.image_embeds),
     "patchtst": hugging("patchtst", lambda rows: {"past_values": torch.randn(rows, 16, 2)}, lambda out: out.prediction_outputs.flatten(1)),
     "wav2vec2": hugging("wav2vec2", lambda rows: {"input_values": torch.randn(rows, 160)}),
 }  # fmt: skip

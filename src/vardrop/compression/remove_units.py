@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from vardrop._core.calls import tensors_in
 from vardrop._core.errors import VardropError
-from vardrop._core.torch_private import TorchDispatchMode, tree_map_only
+from vardrop._core.torch_private import PlainAttention, TorchDispatchMode, tree_map_only
 from vardrop.compression.layer_views import (
     AffineView,
     affine_layers,
@@ -25,7 +25,7 @@ from vardrop.compression.layer_views import (
 from vardrop.compression.modules.pruned_attention import SlimAttention
 from vardrop.compression.modules.pruned_recurrent import RecurrentOutput, Recurring, Unrolled
 from vardrop.compression.modules.select import Scale
-from vardrop.compression.probes import Inputs, PlainAttention, hooks, run
+from vardrop.compression.probes import Inputs, hooks, run
 from vardrop.compression.trace_units import remove_marks
 from vardrop.compression.units import TO_THE_OUTPUT, Place, Unit
 from vardrop.noisy import named_modules_of

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vardrop._core.calls import tensors_in
+from vardrop._core.torch_private import PlainAttention
 from vardrop.compression.costs import CountedPass
 from vardrop.compression.layer_views import (
     LAYOUTS,
@@ -29,7 +30,7 @@ from vardrop.compression.layer_views import (
     unit_modules,
 )
 from vardrop.compression.modules.pruned_recurrent import Recurring
-from vardrop.compression.probes import CODE_ERRORS, Inputs, PlainAttention, hooks, run
+from vardrop.compression.probes import CODE_ERRORS, Inputs, hooks, run
 from vardrop.compression.units import TO_THE_OUTPUT, DisjointSets, Place, Unit, UnitGraph
 
 # Marked units by role and module. Readers and carriers distinguish units. A module that takes all
