@@ -19,6 +19,7 @@ from vardrop.compression.layer_views import (
     AffineView,
     affine_layers,
     join_name,
+    record_sizes,
     settle_sizes,
     unit_modules,
 )
@@ -66,6 +67,8 @@ class _KeepMarks(TorchDispatchMode):
         counted = any(id(t) in self.from_data for t in sources)
         hides = "attention" in name or not all(t.is_floating_point() for t in created)
         marked = (t.is_floating_point() and bool(t.isnan().any()) for t in sources)
+        if name in ("mul", "mul_") and len(sources) == 2:  # a constant zero ends marks
+            returned.masked_fill_((sources[0] == 0) | (sources[1] == 0), 0)
         for tensor in created if counted or (hides and any(marked)) else ():
             if not tensor.is_floating_point():
                 self.from_data[id(tensor)] = tensor
@@ -326,6 +329,7 @@ def cut_out(net: nn.Module, gone: list[Unit]) -> None:
     """Cut units that are zero out of a model, in place."""
     if not gone:
         return
+    before, modules = record_sizes(net), unit_modules(net)
     read = _by_module(place for unit in gone for place in unit.readers)
     emitted = _by_module(place for unit in gone for place in unit.emitters)
     carried = _by_module(place for unit in gone for place in (*unit.carriers, *unit.emitters))
@@ -342,10 +346,10 @@ def cut_out(net: nn.Module, gone: list[Unit]) -> None:
         if name in read or name in emitted:
             inputs = mask(view.inputs, read.get(name, []))
             view.resize(inputs, mask(view.outputs, emitted.get(name, [])))
-    for name, module in unit_modules(net).items():
+    for name, module in modules.items():
         if name in carried:
             module.resize(mask(module.outputs, carried[name]))
-    settle_sizes(net)
+    settle_sizes(net, before)
 
 
 def _by_module(places: Iterable[Place]) -> dict[str, list[int]]:

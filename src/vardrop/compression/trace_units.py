@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -22,10 +23,12 @@ from vardrop._core.calls import tensors_in
 from vardrop._core.torch_private import PlainAttention
 from vardrop.compression.costs import CountedPass
 from vardrop.compression.layer_views import (
-    LAYOUTS,
     AffineView,
+    BareUnits,
     Units,
     affine_layers,
+    bare_units,
+    layout_of,
     parameter_owners,
     unit_modules,
 )
@@ -46,19 +49,40 @@ class _Tracer:
         self.net, self.inputs, self.advance = net, inputs, advance
         self.layers, modules = affine_layers(net), unit_modules(net)
         self.carriers = {n: u for n, u in modules.items() if not u.layout.emits and u.outputs > 1}
-        tables = {n: u for n, u in modules.items() if u.layout.emits}
+        tables = {
+            n: u for n, u in modules.items() if u.layout.emits and type(u) is not BareUnits
+        }
         self.emitters: dict[str, AffineView | Units] = {**self.layers, **tables}
-        self.units = {name: view.outputs for name, view in self.emitters.items()}
-        # Gray codes: neighbours differ in one binary digit, and layers that meet are neighbours.
-        self.codes = {name: i ^ (i >> 1) for i, name in enumerate(self.emitters)}
+        self.bare: dict[str, BareUnits] = {}  # tensors of no layer, by name and axis
+        self.other: list[Tensor] = []  # the remaining tensors of modules that also contain layers
         self.whole: dict[str, nn.Module] = {}  # modules with tensors of an unknown layout
-        self.bare: list[Tensor] = []  # tensors of modules that also contain layers
         for name, module in net.named_modules():
             tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-            if tensors and all(LAYOUTS.get(type(part)) is None for part in module.modules()):
+            if tensors and all(layout_of(part) is None for part in module.modules()):
                 self.whole[name] = module
-            elif LAYOUTS.get(type(module)) is None:
-                self.bare += [t for t in tensors if t.is_floating_point() and t.numel() > 1]
+            elif layout_of(module) is None:
+                self.other += [t for t in tensors if t.is_floating_point() and t.numel() > 1]
+        for name in self._elementwise():
+            module = self.whole.pop(name)
+            self.other += [t for t in (*module.parameters(), *module.buffers()) if t.numel() > 1]
+        kept = {id(module) for module in self.whole.values()}
+        self.bare = {n: u for n, u in bare_units(net).items() if id(u.layer) not in kept}
+        views = {**self.emitters, **self.bare}
+        self.units = {name: view.outputs for name, view in views.items()}
+        # Gray codes: neighbours differ in one binary digit, and layers that meet are neighbours.
+        self.codes = {name: i ^ (i >> 1) for i, name in enumerate(views)}
+
+    def _elementwise(self) -> list[str]:
+        """Modules of an unknown layout that treat every unit separately, such as a `LayerScale`."""
+        verdicts: dict[str, list[bool]] = defaultdict(list)
+
+        def compare(name: str, module: nn.Module, args: Inputs, output: object) -> None:
+            verdicts[name].append(_keeps_marks(module, args, output))
+
+        leaves = {n: m for n, m in self.whole.items() if not any(True for _ in m.children())}
+        with hooks(*(m.register_forward_hook(partial(compare, n)) for n, m in leaves.items())):
+            run(self.net, self.inputs)
+        return [name for name, calls in verdicts.items() if all(calls)]
 
     def follow(self, sources: dict[str, Tensor], until_whole: bool = False) -> _Marks:
         """Mark units (a mask per layer) and return the places that they reach.
@@ -70,13 +94,15 @@ class _Tracer:
         for name, module in self.whole.items():
             handles += _keep_in_place(("whole", name), module, marks, until_whole)
         for name, mask in sources.items():
+            if name in self.bare:
+                continue
             view = self.emitters[name]
             handles.append(view.layer.register_forward_hook(partial(_mark, mask, view.axis)))
         for role, views in (("carriers", self.carriers), ("readers", self.layers)):
             for name, view in views.items():
                 note = partial(_note, (role, name), view.axis, marks, role == "readers")
                 handles.append(view.layer.register_forward_pre_hook(note))
-        with hooks(*handles), PlainAttention():
+        with hooks(*handles), PlainAttention(), self._marked_tensors(sources):
             returned = run(self.net, self.inputs)
         self.advance()
         if any(bool(t.isnan().any()) for t in returned if t.is_floating_point()):
@@ -110,12 +136,26 @@ class _Tracer:
         Marks end there, so every such module of a residual stream sees only the layers after the
         module before it.
         """
-        targets: dict[int, str] = {}
         numbers = self.number_layers(self.emitters, until_whole=True)
-        for (role, target), (zeros, ones) in numbers.items():
-            if role == "whole" and not bool(zeros & ones):
-                targets.setdefault(int(ones), target)
-        return {name: targets[code] for name, code in self.codes.items() if code in targets}
+        single = {
+            target: int(ones)
+            for (role, target), (zeros, ones) in numbers.items()
+            if role == "whole" and not bool(zeros & ones)
+        }
+        names = {code: name for name, code in self.codes.items()}
+        norms_of_heads = [t for t, code in single.items() if self._width(t) < self.units[names[code]]]
+        if norms_of_heads:  # marks spread within a head
+            for target in norms_of_heads:
+                del self.whole[target]
+            return self.layers_before_whole()
+        targets: dict[str, str] = {}
+        for target, code in single.items():
+            targets.setdefault(names[code], target)
+        return targets
+
+    def _width(self, target: str) -> int:
+        """The number of units that a module takes together."""
+        return max(t.shape[-1] for t in self.whole[target].parameters() if t.dim())
 
     def number_blocks(self, layers: dict[str, _Marks]) -> dict[str, tuple[_Numbers, Tensor]]:
         """Number the units of layers that mix only within blocks of one size.
@@ -139,17 +179,46 @@ class _Tracer:
         numbers = self.number_units(codes)
         return {n: (numbers, c) for n, c in codes.items() if numbers.mixed_at(layers[n]) is None}
 
-    @torch.no_grad()
-    def bare_places(self) -> _Marks:
-        """The places that a parameter of no layer reaches."""
-        originals = [t.detach().clone() for t in self.bare]
-        try:
-            for tensor in self.bare:
-                tensor.fill_(torch.nan)
+    @contextmanager
+    def _marked_tensors(self, sources: dict[str, Tensor]) -> Iterator[None]:
+        """Mark entries of tensors of no layer."""
+        views = {name: self.bare[name] for name in sources if name in self.bare}
+        tensors = [t for view in views.values() for _, t in view.tensors()]
+        with _restored(tensors):
+            for name, view in views.items():
+                view.mark(sources[name])
+            yield
+
+    def bare_places(self, tensors: list[Tensor]) -> _Marks:
+        """The places that tensors of no layer reach."""
+        with _restored(tensors):
+            for tensor in tensors:
+                tensor.detach().fill_(torch.nan)
             return self.follow({})
-        finally:
-            for tensor, original in zip(self.bare, originals, strict=True):
-                tensor.copy_(original)
+
+
+@contextmanager
+def _restored(tensors: list[Tensor]) -> Iterator[None]:
+    """Restore the values of tensors after a block."""
+    originals = [t.detach().clone() for t in tensors]
+    try:
+        yield
+    finally:
+        for tensor, original in zip(tensors, originals, strict=True):
+            tensor.detach().copy_(original)
+
+
+def _keeps_marks(module: nn.Module, args: Inputs, output: object) -> bool:
+    """Whether a marked unit along some axis leaves a call of a module as it entered it."""
+    x = args[0] if len(args) == 1 else None
+    if not isinstance(x, Tensor) or not isinstance(output, Tensor) or x.shape != output.shape:
+        return False
+    sizes = {size for tensor in (*module.parameters(), *module.buffers()) for size in tensor.shape}
+    for axis in (axis for axis, size in enumerate(x.shape) if size in sizes - {1}):
+        marked = x.index_fill(axis, torch.zeros(1, dtype=torch.long, device=x.device), torch.nan)
+        if bool((module.forward(marked).isnan() == marked.isnan()).all()):
+            return True
+    return False
 
 
 def _partitions(units: int) -> Iterator[Tensor]:
@@ -259,7 +328,7 @@ def trace_units(
     for name, module in net.named_modules():
         if name in layers and counted.calls[name] != 1 and type(module) is not Recurring:
             fixed[name] = f"'{name}' runs {counted.calls[name]} times"
-        elif LAYOUTS.get(type(module)) and any(owners[id(p)] > 1 for p in module.parameters()):
+        elif layout_of(module) and any(owners[id(p)] > 1 for p in module.parameters()):
             fixed[name] = f"'{name}' shares its weights"
     try:
         units = _Coupling(_Tracer(net, example, advance), fixed).units()
@@ -284,12 +353,11 @@ class _Coupling(DisjointSets[_Node]):
         self.tracer, self.fixed = tracer, fixed
         self.reasons: dict[_Node, str] = {}
         self.mixing: dict[str, _Marks] = {}  # layers whose units meet other units at some place
-        if tracer.bare:
-            self._fix_places(tracer.bare_places(), "a bare parameter takes part")
+        self._join_bare()
         for name, layer in tracer.layers.items():
             for i in range(layer.outputs if layer.is_depthwise else 0):
                 self.join(("emitter", name, i), ("readers", name, i))
-        numbers = tracer.number_units({name: torch.arange(n) for name, n in tracer.units.items()})
+        numbers = tracer.number_units({n: torch.arange(tracer.units[n]) for n in tracer.emitters})
         before_whole = tracer.layers_before_whole() if tracer.whole else {}
         if before_whole:
             self._join_before_whole(before_whole, numbers)
@@ -304,6 +372,24 @@ class _Coupling(DisjointSets[_Node]):
                 else:
                     reader = numbers.mixed_at(marks)
                     self._keep(name, marks, f"it mixes with other units before '{reader}'")
+
+    def _join_bare(self) -> None:
+        """Join entries of tensors of no layer with the units that they belong to.
+
+        A tensor without an axis of units keeps the places that it reaches.
+        """
+        tracer, joined = self.tracer, set[int]()
+        for group in _group_disjoint(self._arrivals(list(tracer.bare))):
+            codes = {name: torch.arange(tracer.units[name]) for name in group}
+            numbers = tracer.number_units(codes)
+            for name, marks in group.items():
+                if marks and numbers.mixed_at(marks) is None:
+                    reason = self._obstacle(name, marks)
+                    self._join_places(name, marks, numbers, codes[name], reason)
+                    joined.add(id(tracer.bare[name].original()))
+        rest = [t for t in tracer.other if id(t) not in joined]
+        if rest:
+            self._fix_places(tracer.bare_places(rest), "a bare parameter takes part")
 
     def _fix_places(self, marks: _Marks, reason: str) -> None:
         for (role, name), mask in marks.items():

@@ -145,7 +145,7 @@ class Graph(nn.Module):
         with draw_from(TensorNoise(take)):
             values = self.plan.split.prefix(x)
             y = self.strategy.pick(run_suffix(self.plan, values, self.predictor.samples))
-        return y.unflatten(0, (self.predictor.samples, first.shape[0]))
+        return y.reshape(self.predictor.samples, first.shape[0], *y.shape[1:])
 
 
 def _draw_normal(shape: Sequence[int]) -> Tensor:
