@@ -10,6 +10,7 @@ after the cut is tested afterwards.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -155,7 +156,8 @@ class _Tracer:
 
     def _width(self, target: str) -> int:
         """The number of units that a module takes together."""
-        return max(t.shape[-1] for t in self.whole[target].parameters() if t.dim())
+        widths = [t.shape[-1] for t in self.whole[target].parameters() if t.dim()]
+        return max(widths, default=sys.maxsize)
 
     def number_blocks(self, layers: dict[str, _Marks]) -> dict[str, tuple[_Numbers, Tensor]]:
         """Number the units of layers that mix only within blocks of one size.
@@ -178,6 +180,16 @@ class _Tracer:
                     codes[name] = code
         numbers = self.number_units(codes)
         return {n: (numbers, c) for n, c in codes.items() if numbers.mixed_at(layers[n]) is None}
+
+    def is_broadcast(self, name: str, marks: _Marks) -> bool:
+        """Whether a unit of a layer reaches all units of a place or none, so that it has others."""
+        last = self.units[name] - 1
+        for unit in {0, last // 2, last}:
+            reached = self.follow({name: torch.arange(last + 1) == unit})
+            for place, mask in reached.items():
+                if place[0] in _ROLES and int(mask.sum()) not in (1, int(marks[place].sum())):
+                    return False
+        return True
 
     @contextmanager
     def _marked_tensors(self, sources: dict[str, Tensor]) -> Iterator[None]:
@@ -371,7 +383,8 @@ class _Coupling(DisjointSets[_Node]):
                     self._join_places(name, marks, *blocks[name], self._obstacle(name, marks))
                 else:
                     reader = numbers.mixed_at(marks)
-                    self._keep(name, marks, f"it mixes with other units before '{reader}'")
+                    own = {} if tracer.is_broadcast(name, marks) else marks
+                    self._keep(name, own, f"it mixes with other units before '{reader}'")
 
     def _join_bare(self) -> None:
         """Join entries of tensors of no layer with the units that they belong to.

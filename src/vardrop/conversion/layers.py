@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
@@ -25,6 +26,7 @@ _UNSUPPORTED: dict[type, str] = {
     LazyModuleMixin: "its shape is not known yet; run one batch through the net first",
     nn.EmbeddingBag: "bags reduce rows inside one torch function",
 }
+_TIED = "its weight is tied, so its gate cannot be folded in; name it with `include` if it is meant"
 
 
 def layer_rule(recipe: Recipe, modules: Sequence[nn.Module], everywhere: bool) -> ConversionRule:
@@ -73,10 +75,13 @@ class NoisyLayers(ConversionRule):
     def tie_reasons(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> Mapping[str, str]:
         """A weight that is also used by a module without support for noise stays plain.
 
-        Modules that are left out by name may be converted later, with the same noise.
+        The mean of a gate cannot be folded into a weight that another module uses too. Modules that are left out by name may be converted later, with the same noise.
         """
         if self.recipe.posterior is None:
-            return {}
+            owners = Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
+            pairs = ((n, w) for n, m in changes.items() for w in self.weights(m))
+            shared = {name for name, weight in pairs if owners[id(weight)] > 1}
+            return dict.fromkeys(shared if self.everywhere else (), _TIED)
         plain = {
             id(parameter): name
             for name, module in net.named_modules()
