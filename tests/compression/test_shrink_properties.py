@@ -216,7 +216,7 @@ def test_dead_channels_go_in_front_of_a_maximum_over_positions(recipe):
     check(with_dead_channels(GlobalMax(nn.Identity, nn.ReLU, nn.Identity), RECIPES[recipe]))
 
 
-@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 8), nn.LocalResponseNorm(3)])
+@pytest.mark.parametrize("norm", [nn.GroupNorm(1, 8), nn.LocalResponseNorm(3)])
 def test_channels_that_a_norm_takes_together_stay_and_the_plan_says_why(norm):
     net = with_dead_channels(Net(lambda: norm, nn.ReLU, POOLS["max"]), vd.sparse_vd())
     small, plan = vd.shrink(net, torch.randn(4, 1, 12, 12))

@@ -59,7 +59,7 @@ def convert(entry):
 def elbo(entry):
     net, batch = vd.convert(entry.build(), vd.bayes_by_backprop()), entry.batch(ROWS)
     y = targets(entry, net.eval(), batch)
-    loss_of = vd.ELBO(net.train(), vd.likelihoods.Categorical(), num_data=100, output=entry.pick)
+    loss_of = vd.ELBO(net.train(), vd.likelihoods.Categorical(), num_data=100, output=entry.pick, batched=entry.batched)
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)
     loss = loss_of(batch, y).loss
     loss.backward()
@@ -74,7 +74,7 @@ def elbo(entry):
 def predict(entry):
     net = vd.convert(entry.build(), vd.bayes_by_backprop(log_sigma2=-5.0)).eval()
     batch = entry.batch(ROWS)
-    p = vd.predict(net, batch, samples=3, seed=0, output=entry.pick)
+    p = vd.predict(net, batch, samples=3, seed=0, output=entry.pick, batched=entry.batched)
     assert p.probs.shape == run(entry, net, batch).shape
     assert float(p.epistemic.abs().max()) > 0
     return "ok"
@@ -103,7 +103,7 @@ def mc_dropout(entry):
     with vd.sampling(net):
         torch.manual_seed(1)
         assert torch.equal(run(entry, net, batch), expected), "some dropout does not draw"
-    p = vd.predict(net, batch, samples=3, seed=0, output=entry.pick)
+    p = vd.predict(net, batch, samples=3, seed=0, output=entry.pick, batched=entry.batched)
     assert float(p.epistemic.abs().max()) > 0
     return "ok"
 
@@ -160,7 +160,7 @@ def onnx(entry):
     import onnxruntime
 
     net = vd.convert(entry.build(), vd.bayes_by_backprop(log_sigma2=-5.0)).eval()
-    predictor = vd.freeze(net, samples=4, output=entry.pick)
+    predictor = vd.freeze(net, samples=4, output=entry.pick, batched=entry.batched)
     batch = entry.batch(ROWS + 1)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
@@ -171,7 +171,7 @@ def onnx(entry):
         values = session.run(None, to_feed(batch, session))
     found = dict(zip(predictor.output_names, values, strict=True))
     with torch.no_grad():
-        mean = vd.predict(net, batch, samples=64, seed=0, output=entry.pick).probs.numpy()
+        mean = vd.predict(net, batch, samples=64, seed=0, output=entry.pick, batched=entry.batched).probs.numpy()
     assert found["probs"].shape == mean.shape
     assert np.abs(found["probs"] - mean).max() < 0.3
     assert found["epistemic"].max() > 0

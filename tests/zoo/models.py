@@ -20,6 +20,7 @@ class Entry:
     make: Callable[[], nn.Module]
     batch: Callable[[int], Any]
     pick: Callable[[Any], torch.Tensor] = lambda output: output
+    batched: bool = True
 
     def build(self):
         torch.manual_seed(0)
@@ -108,9 +109,9 @@ PLAIN = {
     "gru": Entry(sequences.gru_classifier, lambda rows: torch.randn(rows, 5, 6)),
     "tcn": Entry(sequences.tcn, lambda rows: torch.randn(rows, 3, 12)),
     "pointnet": Entry(sequences.pointnet, lambda rows: torch.randn(rows, 20, 3)),
-    "graph network": Entry(sequences.GraphNet, graph),
+    "graph network": Entry(sequences.GraphNet, graph, batched=False),
     "graph network, own layers": Entry(
-        partial(sequences.GraphNet, sequences.GraphLinear), graph
+        partial(sequences.GraphNet, sequences.GraphLinear), graph, batched=False
     ),
 }  # fmt: skip
 

@@ -288,7 +288,8 @@ def settle_sizes(net: nn.Module, before: _Sizes) -> None:
     changes in proportion to them.
     """
     for owner, after in record_sizes(net).items():
-        pairs = {p for k, new in after.items() for p in zip(before[owner][k], new, strict=True)}
+        old = before.get(owner, {})
+        pairs = {p for k in after.keys() & old for p in zip(old[k], after[k], strict=True)}
         module = net.get_submodule(owner)
         if type(module) not in _SIZES and type(module).__module__.partition(".")[0] != "torch":
             _settle_integers(module, {p for p in pairs if p[0] != p[1]}, {a for a, b in pairs if a == b})

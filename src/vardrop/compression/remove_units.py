@@ -69,6 +69,8 @@ class _KeepMarks(TorchDispatchMode):
         marked = (t.is_floating_point() and bool(t.isnan().any()) for t in sources)
         if name in ("mul", "mul_") and len(sources) == 2:  # a constant zero ends marks
             returned.masked_fill_((sources[0] == 0) | (sources[1] == 0), 0)
+        elif name in ("sign", "sgn"):  # which return zero for a mark
+            returned.masked_fill_(sources[0].isnan(), torch.nan)
         for tensor in created if counted or (hides and any(marked)) else ():
             if not tensor.is_floating_point():
                 self.from_data[id(tensor)] = tensor

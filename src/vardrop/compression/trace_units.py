@@ -181,16 +181,6 @@ class _Tracer:
         numbers = self.number_units(codes)
         return {n: (numbers, c) for n, c in codes.items() if numbers.mixed_at(layers[n]) is None}
 
-    def is_broadcast(self, name: str, marks: _Marks) -> bool:
-        """Whether a unit of a layer reaches all units of a place or none, so that it has others."""
-        last = self.units[name] - 1
-        for unit in {0, last // 2, last}:
-            reached = self.follow({name: torch.arange(last + 1) == unit})
-            for place, mask in reached.items():
-                if place[0] in _ROLES and int(mask.sum()) not in (1, int(marks[place].sum())):
-                    return False
-        return True
-
     @contextmanager
     def _marked_tensors(self, sources: dict[str, Tensor]) -> Iterator[None]:
         """Mark entries of tensors of no layer."""
@@ -377,14 +367,13 @@ class _Coupling(DisjointSets[_Node]):
         for name, marks in self._arrivals(others).items():
             self._join_layer(name, marks, numbers)
         for group in _group_disjoint(self.mixing):
-            blocks = tracer.number_blocks(group)
-            for name, marks in group.items():
-                if name in blocks:
-                    self._join_places(name, marks, *blocks[name], self._obstacle(name, marks))
-                else:
-                    reader = numbers.mixed_at(marks)
-                    own = {} if tracer.is_broadcast(name, marks) else marks
-                    self._keep(name, own, f"it mixes with other units before '{reader}'")
+            for name, block in tracer.number_blocks(group).items():
+                marks = self.mixing.pop(name)
+                self._join_places(name, marks, *block, self._obstacle(name, marks))
+        for name, marks in self.mixing.items():
+            reader = numbers.mixed_at(marks)
+            places = {} if self._is_broadcast(name, marks) else marks
+            self._keep(name, places, f"it mixes with other units before '{reader}'")
 
     def _join_bare(self) -> None:
         """Join entries of tensors of no layer with the units that they belong to.
@@ -479,6 +468,22 @@ class _Coupling(DisjointSets[_Node]):
                 for i, position in enumerate(positions):
                     unit = min(i // each, count - 1)
                     self.join(("emitter", name, unit), (role, target, position))
+
+    def _is_broadcast(self, name: str, marks: _Marks) -> bool:
+        """Whether units of a layer are multiplied with all units of places that other layers emit.
+
+        A unit reaches all of them, or one or none of another place.
+        """
+        nodes = ((p[0], p[1], i) for p, m in marks.items() for i in m.nonzero().flatten().tolist())
+        if not all(node in self.parents for node in nodes if node[0] in _ROLES):
+            return False
+        last = self.tracer.units[name] - 1
+        for unit in {0, last // 2, last}:
+            reached = self.tracer.follow({name: torch.arange(last + 1) == unit})
+            counts = ((int(m.sum()), int(marks[p].sum())) for p, m in reached.items() if p in marks)
+            if any(count not in (1, every) for count, every in counts):
+                return False
+        return True
 
     def _describe_whole(self, target: str) -> str:
         return f"'{target}' ({type(self.tracer.whole[target]).__name__}) takes its units together"

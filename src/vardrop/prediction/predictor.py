@@ -79,7 +79,7 @@ class Predictor(nn.Module):
     Args:
         net: as for `vardrop.predict`.
         samples: number of draws.
-        mode, draw, likelihood, memory, tolerance, keep, output: as for `vardrop.predict`.
+        mode, draw, likelihood, memory, tolerance, keep, output, batched: as for `vardrop.predict`.
         conformal: a rule of `vardrop.conformal`, fitted on predictions of the same mode. It then
             gives the interval, or sets of classes.
         level: of the interval without such a rule.
@@ -114,6 +114,7 @@ class Predictor(nn.Module):
         tolerance: float | None = None,
         keep: int | None = None,
         output: Pick | None = None,
+        batched: bool = True,
     ) -> None:
         super().__init__()
         check_choice("mode", mode, ("sample", "mean", "moments"))
@@ -135,7 +136,7 @@ class Predictor(nn.Module):
         self.likelihood = meaning.frozen_copy()
         self.samples, self.mode, self.draw, self.memory = samples, mode, draw, memory
         self.conformal, self.level, self.units = conformal, level, units
-        self.tolerance, self.keep = tolerance, keep
+        self.tolerance, self.keep, self.batched = tolerance, keep, batched
         if units is not None and meaning.class_axis is None:
             self.unit_likelihood = copy.deepcopy(self.likelihood).double().scaled(units[1])
         else:
@@ -212,9 +213,11 @@ class Predictor(nn.Module):
             noise = draw_from(GeneratorNoise(seed or 0))  # the same numbers for every example
         elif self.mode == "sample" or has_untracked_randomness(self.net):
             noise = draw_from(GeneratorNoise(resolve_seed(seed)))
-        total = num_examples(plain_batch(x)) if isinstance(x, Tensor | Mapping) else None
+        counts = self.batched and isinstance(x, Tensor | Mapping)
+        total = num_examples(plain_batch(x)) if counts else None
+        inputs = input_batches if self.batched else one_input
         with ProgressLine("predict", total, progress) as line:
-            for batch in input_batches(device_of(self.net), x):
+            for batch in inputs(device_of(self.net), x):
                 yield self._predict_batch(batch, seed, noise, line)
 
     @restore_state_on_error
@@ -224,15 +227,18 @@ class Predictor(nn.Module):
         with noise, torch.no_grad():
             self._check_dropout(x)
             strategy = self.strategy_for(x, seed)
-            size, predictions = strategy.max_examples(x, self.samples), []
-            for part in (x,) if size >= num_examples(x) else split_batch(x, size):
+            parts: Iterable[Batch] = (x,)
+            if self.batched and (size := strategy.max_examples(x, self.samples)) < num_examples(x):
+                parts = split_batch(x, size)
+            predictions = []
+            for part in parts:
                 predictions.append(self._predict_part(strategy, part))
                 line.advance(len(predictions[-1]))
         return concatenate(predictions)
 
     def _predict_part(self, strategy: DrawStrategy, x: Batch) -> Prediction:
         """Draw outputs until there are enough, and reduce them."""
-        count = num_examples(x)
+        count = num_examples(x) if self.batched else None
         if isinstance(strategy, MomentDraws):
             output = strategy.propagate(x)
             p = self.reduce(strategy.draw_output(output, self.samples), output)
@@ -240,7 +246,7 @@ class Predictor(nn.Module):
             keep = self.samples if self.keep is None else min(self.keep, self.samples)
             summary = Summary(self.likelihood, keep)
             for block in strategy.draws(x, self.samples):
-                if block.dim() < 2 or block.shape[1] != count:
+                if block.dim() < 2 or (self.batched and block.shape[1] != count):
                     raise VardropError(
                         f"Expected the output to have {count} rows as the input has, but got shape "
                         f"{tuple(block.shape[1:])}."
@@ -318,6 +324,9 @@ class Predictor(nn.Module):
             return LoopDraws.of_copy(self._model, self.pick, "", noise=False)
         if self.draw == "functions" or (self.draw == "estimator" and draws_functions(self._model)):
             return FunctionDraws(self._model, self.pick)
+        if not self.batched:
+            reason, local = "its input is not split into examples", self.draw == "local"
+            return LoopDraws.of_copy(self._model, self.pick, reason, local=local)
         options = {} if self.tolerance is None else {"most": _SETTLING}
         return RowDraws(self._model, self.pick, self.memory, self.draw == "local", **options)
 
@@ -418,6 +427,11 @@ def device_of(net: nn.Module) -> torch.device | None:
     """The device of the first tensor of a model; None if it has none."""
     tensor = next(chain(net.parameters(), net.buffers()), None)
     return None if tensor is None else tensor.device
+
+
+def one_input(device: torch.device | None, x: Any) -> Iterator[Any]:
+    """Yield one input as a whole, with its tensors on a device."""
+    yield x if device is None else map_tensors(lambda t: t.to(device), plain_batch(x))
 
 
 def input_batches(device: torch.device | None, data: BatchOrLoader) -> Iterator[Batch]:
