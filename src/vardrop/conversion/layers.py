@@ -26,6 +26,7 @@ _UNSUPPORTED: dict[type, str] = {
     LazyModuleMixin: "its shape is not known yet; run one batch through the net first",
     nn.EmbeddingBag: "bags reduce rows inside one torch function",
 }
+_NEUTRAL = 1e-3  # how far the mean of a gate may be from one
 _TIED = "its weight is tied, so its gate cannot be folded in; name it with `include` if it is meant"
 
 
@@ -121,6 +122,15 @@ class NoisyLayers(ConversionRule):
                     f"{posterior!r} with {prior!r} and {other.posterior!r} with {other.prior!r}. "
                     "Convert them with the same recipe, or untie them."
                 )
+
+    def becomes(self, module: nn.Module) -> str:
+        """A gate whose mean is not one at the start changes the outputs of a trained model."""
+        gate = self.recipe.gate
+        mean = None if gate is None or gate.input_dependent else gate.unit_mean(gate.initial(1))
+        text = super().becomes(module)
+        if mean is None or abs(float(mean.mean()) - 1) < _NEUTRAL:
+            return text
+        return f"{text}, features times {float(mean.mean()):.3g} at the start"
 
     def change(self, module: nn.Module, noise: Ties) -> None:
         r = self.recipe
