@@ -339,7 +339,7 @@ def test_a_product_with_zero_is_a_constant():
 
 def test_nothing_to_remove_has_a_reason():
     plan = vd.shrink(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 3)).plan
-    assert plan.notes == ("No unit is removed: all are read and depend on the data.",)
+    assert plan.notes == ("No unit is removed: none of those that could be followed is dead.",)
 
 
 def test_deviations_of_an_embedding_follow_its_columns(tmp_path):

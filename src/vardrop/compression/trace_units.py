@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vardrop._core.calls import tensors_in
+from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import PlainAttention
 from vardrop.compression.costs import CountedPass
 from vardrop.compression.layer_views import (
@@ -325,6 +326,12 @@ def trace_units(
     They depend on the architecture and on the example, not on the weights. `advance` is called
     after every pass.
     """
+    for name, module in net.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise VardropError(
+                f"TorchScript is not supported by shrink and slim (module '{name or '(net)'}'). Pass "
+                "the Python model that it was made from."
+            )
     counted = CountedPass(net, example)
     layers, owners, fixed = affine_layers(net), parameter_owners(net), {}
     for name, module in net.named_modules():

@@ -73,7 +73,9 @@ def convert(
 
 def _explain_empty(net: nn.Module, todo: Plan, include: Selection | list[Selection] | None) -> str:
     if not todo.skips:
-        return "the net has no modules with parameters"
+        quantised = any(".quantized" in type(m).__module__ for m in net.modules())
+        remedy = ": its layers are quantised; convert the model before" if quantised else ""
+        return f"the net has no modules with parameters{remedy}"
     listed = {entry.name for entry in todo.steps}
     bare = [
         f"'{name}' ({type(m).__name__})"
