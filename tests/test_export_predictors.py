@@ -258,12 +258,18 @@ def test_what_a_graph_cannot_hold(tmp_path):
     def predictor(net, recipe=None, **options):
         return vd.freeze(vd.convert(net, recipe or vd.sparse_vd()).eval(), **options)
 
-    refused = "noise='input' is not supported for .* depends on the other examples.* noise='runtime'"
+    refused = (
+        "noise='input' is not supported for .* depends on the other examples.* noise='runtime'"
+    )
     assert_refused(refused, vd.export_onnx, predictor(dependent()), x, path, noise="input")
     refused = "noise='input' is not supported for .* random functions of torch.* noise='runtime'"
     assert_refused(refused, vd.export_onnx, predictor(drawing()), x, path, noise="input")
-    refused = r"not supported for whole functions.* vardrop.Ensemble\(vardrop.draws\(net, samples\)\)"
-    assert_refused(refused, vd.export_onnx, predictor(nn.Linear(4, 3), draw="functions", memory=1), x, path)
+    refused = (
+        r"not supported for whole functions.* vardrop.Ensemble\(vardrop.draws\(net, samples\)\)"
+    )
+    assert_refused(
+        refused, vd.export_onnx, predictor(nn.Linear(4, 3), draw="functions", memory=1), x, path
+    )
     with pytest.raises(VardropError, match="ONNX has, but got `bessel_j0`"):
         vd.export_onnx(predictor(nn.Sequential(nn.Linear(4, 3), Lacking())), x, path)
     lacking = nn.Sequential(nn.Linear(4, 3), Lacking())

@@ -324,7 +324,9 @@ def test_heads_with_norms_of_queries_and_keys_go(tmp_path):
         return net
 
     x = torch.randn(2, 5, 12)
-    check_shrunk(make, dead, x, tmp_path / "net", lambda net: (net.num_heads, net.qkv.out_features), (2, 24))
+    check_shrunk(
+        make, dead, x, tmp_path / "net", lambda net: (net.num_heads, net.qkv.out_features), (2, 24)
+    )
 
 
 def test_a_product_with_zero_is_a_constant():
@@ -338,7 +340,9 @@ def test_a_product_with_zero_is_a_constant():
 
 
 def test_nothing_to_remove_has_a_reason():
-    plan = vd.shrink(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 3)).plan
+    plan = vd.shrink(
+        nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 3)
+    ).plan
     assert plan.notes == ("No unit is removed: none of those that could be followed is dead.",)
 
 

@@ -294,7 +294,11 @@ def test_a_posterior_that_fails_on_the_second_layer():
         vd.convert(net, vd.Recipe(Picky()))
 
 
-NEUTRAL = {"l0": vd.l0(), "bayesian_compression": vd.bayesian_compression(), "mc": vd.mc_dropout(0.1)}
+NEUTRAL = {
+    "l0": vd.l0(),
+    "bayesian_compression": vd.bayesian_compression(),
+    "mc": vd.mc_dropout(0.1),
+}
 MOVING = {
     "beta_bernoulli": vd.beta_bernoulli(), "structured_pruning": vd.structured_pruning(),
     "concrete_dropout": vd.concrete_dropout(),

@@ -59,7 +59,13 @@ def convert(entry):
 def elbo(entry):
     net, batch = vd.convert(entry.build(), vd.bayes_by_backprop()), entry.batch(ROWS)
     y = targets(entry, net.eval(), batch)
-    loss_of = vd.ELBO(net.train(), vd.likelihoods.Categorical(), num_data=100, output=entry.pick, batched=entry.batched)
+    loss_of = vd.ELBO(
+        net.train(),
+        vd.likelihoods.Categorical(),
+        num_data=100,
+        output=entry.pick,
+        batched=entry.batched,
+    )
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)
     loss = loss_of(batch, y).loss
     loss.backward()
@@ -171,7 +177,9 @@ def onnx(entry):
         values = session.run(None, to_feed(batch, session))
     found = dict(zip(predictor.output_names, values, strict=True))
     with torch.no_grad():
-        mean = vd.predict(net, batch, samples=64, seed=0, output=entry.pick, batched=entry.batched).probs.numpy()
+        mean = vd.predict(
+            net, batch, samples=64, seed=0, output=entry.pick, batched=entry.batched
+        ).probs.numpy()
     assert found["probs"].shape == mean.shape
     assert np.abs(found["probs"] - mean).max() < 0.3
     assert found["epistemic"].max() > 0

@@ -36,7 +36,9 @@ def main(parts):
                 notes.append(f"- {name}, {title}: {text}")
                 text = text.split(":")[0]
             cells.append(text)
-        print(f"| {name} |", " | ".join(cells), f"| {time.process_time() - start:.0f} |", flush=True)
+        print(
+            f"| {name} |", " | ".join(cells), f"| {time.process_time() - start:.0f} |", flush=True
+        )
     print("", *notes, sep="\n")
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vardrop._core.errors import VardropError
 from vardrop.compression.modules.pruned_recurrent import Recurring
 from vardrop.compression.modules.select import Scale
+from vardrop.layers import NOISY_TYPES, LinearLike
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ def layout_of(module: nn.Module) -> AffineLayout | UnitLayout | None:
     """The layout of a module, or None if its units are not known."""
     if (layout := LAYOUTS.get(type(module))) is not None:
         return layout
+    if issubclass(noisy := NOISY_TYPES.get(type(module), nn.Module), LinearLike):
+        return AffineLayout(noisy.sizes)
     if isinstance(module, nn.modules.batchnorm._NormBase):
         return _NORM
     return _GROUPS if isinstance(module, nn.GroupNorm) and module.num_groups > 1 else None
@@ -292,7 +295,9 @@ def settle_sizes(net: nn.Module, before: _Sizes) -> None:
         pairs = {p for k in after.keys() & old for p in zip(old[k], after[k], strict=True)}
         module = net.get_submodule(owner)
         if type(module) not in _SIZES and type(module).__module__.partition(".")[0] != "torch":
-            _settle_integers(module, {p for p in pairs if p[0] != p[1]}, {a for a, b in pairs if a == b})
+            _settle_integers(
+                module, {p for p in pairs if p[0] != p[1]}, {a for a, b in pairs if a == b}
+            )
     for module in net.modules():
         for name, size in _SIZES.get(type(module), {}).items():
             setattr(module, name, size(module))

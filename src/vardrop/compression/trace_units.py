@@ -51,9 +51,7 @@ class _Tracer:
         self.net, self.inputs, self.advance = net, inputs, advance
         self.layers, modules = affine_layers(net), unit_modules(net)
         self.carriers = {n: u for n, u in modules.items() if not u.layout.emits and u.outputs > 1}
-        tables = {
-            n: u for n, u in modules.items() if u.layout.emits and type(u) is not BareUnits
-        }
+        tables = {n: u for n, u in modules.items() if u.layout.emits and type(u) is not BareUnits}
         self.emitters: dict[str, AffineView | Units] = {**self.layers, **tables}
         self.bare: dict[str, BareUnits] = {}  # tensors of no layer, by name and axis
         self.other: list[Tensor] = []  # the remaining tensors of modules that also contain layers
@@ -145,7 +143,9 @@ class _Tracer:
             if role == "whole" and not bool(zeros & ones)
         }
         names = {code: name for name, code in self.codes.items()}
-        norms_of_heads = [t for t, code in single.items() if self._width(t) < self.units[names[code]]]
+        norms_of_heads = [
+            t for t, code in single.items() if self._width(t) < self.units[names[code]]
+        ]
         if norms_of_heads:  # marks spread within a head
             for target in norms_of_heads:
                 del self.whole[target]

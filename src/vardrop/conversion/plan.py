@@ -18,6 +18,7 @@ from vardrop.conversion.dropout import dropout_rule
 from vardrop.conversion.last_layer import LastLayer
 from vardrop.conversion.layers import layer_rule
 from vardrop.conversion.rules import ConversionRule, join_names
+from vardrop.layers import register_linear_like
 from vardrop.noisy import enclosed
 from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
 
@@ -46,6 +47,7 @@ def rule_of(
         )
     for module in modules:
         load_integration(type(module))
+        register_linear_like(module)
     return make(recipe, modules, everywhere)
 
 

@@ -390,5 +390,7 @@ def _attempts(config: Any, wrong: _Shapes) -> Iterator[Any]:
             head = getattr(part, "hidden_size", 0) // (number or 1) if "head" in name else 0
             for size, width in product(sizes, {0, head}):
                 attempt = copy.deepcopy(config)
-                vars(_parts(attempt)[place]).update({name: size} | ({"head_dim": width} if width else {}))
+                vars(_parts(attempt)[place]).update(
+                    {name: size} | ({"head_dim": width} if width else {})
+                )
                 yield attempt

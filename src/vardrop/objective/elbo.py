@@ -200,7 +200,9 @@ class ELBO(nn.Module):
         """The loss without the KL, the NLL and the parts of a head, for one draw."""
         traced = torch.compiler.is_compiling() or in_transform()
         x = plain_batch(x)
-        if self.batched and isinstance(x, Mapping) and not traced:  # a check of values would break the graph
+        if (
+            self.batched and isinstance(x, Mapping) and not traced
+        ):  # a check of values would break the graph
             check_named(x)
         if head is not None:
             parts = self._head_parts(x, y, weight, head)
