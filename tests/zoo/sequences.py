@@ -48,6 +48,11 @@ class GraphLinear(nn.Module):
         self.weight = nn.Parameter(torch.randn(out_channels, in_channels) / in_channels**0.5)
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
 
+    def reset_parameters(self):
+        nn.init.normal_(self.weight, std=self.in_channels**-0.5)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
     def forward(self, x):
         return functional.linear(x, self.weight, self.bias)
 

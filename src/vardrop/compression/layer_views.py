@@ -73,7 +73,8 @@ def layout_of(module: nn.Module) -> AffineLayout | UnitLayout | None:
     """The layout of a module, or None if its units are not known."""
     if (layout := LAYOUTS.get(type(module))) is not None:
         return layout
-    if issubclass(noisy := NOISY_TYPES.get(type(module), nn.Module), LinearLike):
+    noisy = NOISY_TYPES.get(type(module))
+    if noisy is not None and issubclass(noisy, LinearLike):
         return AffineLayout(noisy.sizes)
     if isinstance(module, nn.modules.batchnorm._NormBase):
         return _NORM

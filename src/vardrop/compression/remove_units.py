@@ -23,11 +23,11 @@ from vardrop.compression.layer_views import (
     settle_sizes,
     unit_modules,
 )
+from vardrop.compression.mark_units import remove_marks
 from vardrop.compression.modules.pruned_attention import SlimAttention
 from vardrop.compression.modules.pruned_recurrent import RecurrentOutput, Recurring, Unrolled
 from vardrop.compression.modules.select import Scale
 from vardrop.compression.probes import Inputs, hooks, run
-from vardrop.compression.trace_units import remove_marks
 from vardrop.compression.units import TO_THE_OUTPUT, Place, Unit
 from vardrop.noisy import named_modules_of
 

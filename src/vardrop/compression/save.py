@@ -27,6 +27,7 @@ from vardrop._core.errors import VardropError, report_errors
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop._core.integrations import load_integration
 from vardrop.compression.layer_views import (
+    Units,
     affine,
     affine_layers,
     bare_units,
@@ -35,7 +36,6 @@ from vardrop.compression.layer_views import (
     replace_module,
     replace_tensor,
     settle_sizes,
-    Units,
     view_of,
 )
 from vardrop.compression.modules.pruned_attention import SlimAttention
@@ -166,7 +166,7 @@ def layer_sizes(net: nn.Module) -> dict[str, Any]:
         if is_encoder_fastpath_disabled(module):
             rare["unfused"].append(name)
     for name, bare in bare_units(net).items():
-        rare["tensors"][name.rpartition(":")[0]] = [list(t.shape) for _, t in bare.tensors()][0]
+        rare["tensors"][name.rpartition(":")[0]] = list(bare.original().shape)
     return plan | {key: names for key, names in rare.items() if names}
 
 

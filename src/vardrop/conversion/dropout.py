@@ -32,8 +32,8 @@ _SUBCLASS = (
     "for more; call vardrop.gates.register_functional_dropout for it"
 )
 _IN_CODE = (
-    "its own code draws dropout of {rate:g}, and its training mode does not control just that; call "
-    "a dropout module instead, or vardrop.gates.register_functional_dropout({kind}, ...)"
+    "its own code draws dropout of {rate:g}, and its training mode does not control just that; "
+    "call a dropout module instead, or vardrop.gates.register_functional_dropout({kind}, ...)"
 )
 _NO_RATE = "its rate is 0, so it draws nothing"
 _NO_DROPOUT = (
@@ -86,10 +86,8 @@ class SwitchedDropout(ConversionRule):
             return None  # it is switched with its parent
         if base is type(module):
             return "" if drop_rate(module) else _NO_RATE
-        if base is not None:
-            return f"a subclass of {base.__name__} with behaviour of its own"
-        if isinstance(module, Noisy):
-            return None
+        if base is not None or isinstance(module, Noisy):
+            return f"a subclass of {base.__name__} with behaviour of its own" if base else None
         if rate := drop_rate(module):
             return "" if is_switchable(module) else _SUBCLASS.format(rate=rate)
         in_code = self.in_code.get(id(module))

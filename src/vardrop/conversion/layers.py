@@ -76,7 +76,8 @@ class NoisyLayers(ConversionRule):
     def tie_reasons(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> Mapping[str, str]:
         """A weight that is also used by a module without support for noise stays plain.
 
-        The mean of a gate cannot be folded into a weight that another module uses too. Modules that are left out by name may be converted later, with the same noise.
+        The mean of a gate cannot be folded into a weight that another module uses too. Modules that
+        are left out by name may be converted later, with the same noise.
         """
         if self.recipe.posterior is None:
             owners = Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))

@@ -84,8 +84,8 @@ class Graph(nn.Module):
         has_noise = not isinstance(strategy, MomentDraws | MemberDraws) and predictor.mode != "mean"
         if takes_noise and has_noise and not self.takes_noise:
             raise VardropError(
-                f"noise='input' is not supported for {strategy.describe(x)}, or for code that calls "
-                "random functions of torch. Pass noise='runtime'."
+                f"noise='input' is not supported for {strategy.describe(x)}, or for code that "
+                "calls random functions of torch. Pass noise='runtime'."
             )
         if self.takes_noise:
             self.input_names = [*self.input_names, "noise"]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from itertools import chain
 from typing import Any, Literal, cast
 
 import torch
@@ -20,13 +18,10 @@ from vardrop._core.calls import (
     Batch,
     Pick,
     call_net,
-    check_named,
-    map_tensors,
     num_examples,
     output_tensor,
     plain_batch,
     split_batch,
-    tensors_in,
 )
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type
 from vardrop._core.errors import VardropError
@@ -46,6 +41,7 @@ from vardrop.prediction.eval_copy import (
 )
 from vardrop.prediction.functions import draws, resolve_seed
 from vardrop.prediction.graph import Graph, GraphInput, NoiseInput
+from vardrop.prediction.inputs import BatchOrLoader, device_of, input_batches, one_input
 from vardrop.prediction.moments import MomentDraws, Moments
 from vardrop.prediction.prediction import Prediction, Summary, concatenate
 from vardrop.prediction.row_plan import NotRowwiseError
@@ -59,7 +55,6 @@ from vardrop.prediction.strategies import (
 )
 
 Mode = Literal["sample", "mean", "moments"]
-BatchOrLoader = Tensor | Mapping[str, object] | Iterable[Any]
 Draw = Literal["estimator", "local", "functions"]
 _SETTLING = 32  # draws between two checks of the tolerance
 _CLASS_OUTPUTS = ("probs", "aleatoric", "epistemic", "entropy", "lower", "upper")
@@ -213,8 +208,9 @@ class Predictor(nn.Module):
             noise = draw_from(GeneratorNoise(seed or 0))  # the same numbers for every example
         elif self.mode == "sample" or has_untracked_randomness(self.net):
             noise = draw_from(GeneratorNoise(resolve_seed(seed)))
-        counts = self.batched and isinstance(x, Tensor | Mapping)
-        total = num_examples(plain_batch(x)) if counts else None
+        total = None
+        if self.batched and isinstance(x, Tensor | Mapping):
+            total = num_examples(plain_batch(x))
         inputs = input_batches if self.batched else one_input
         with ProgressLine("predict", total, progress) as line:
             for batch in inputs(device_of(self.net), x):
@@ -421,49 +417,3 @@ class Predictor(nn.Module):
             "level": str(self.level if self.conformal is None else self.conformal.level),
         }
         return entries if self.conformal is None else {**entries, "conformal": repr(self.conformal)}
-
-
-def device_of(net: nn.Module) -> torch.device | None:
-    """The device of the first tensor of a model; None if it has none."""
-    tensor = next(chain(net.parameters(), net.buffers()), None)
-    return None if tensor is None else tensor.device
-
-
-def one_input(device: torch.device | None, x: Any) -> Iterator[Any]:
-    """Yield one input as a whole, with its tensors on a device."""
-    yield x if device is None else map_tensors(lambda t: t.to(device), plain_batch(x))
-
-
-def input_batches(device: torch.device | None, data: BatchOrLoader) -> Iterator[Batch]:
-    """Yield the checked inputs of one batch or of a loader, on a device."""
-    count = 0
-    for batch in [data] if isinstance(data, Tensor | Mapping) else data:
-        x = plain_batch(batch[0] if isinstance(batch, tuple | list) and batch else batch)
-        if not tensors_in(x):
-            raise VardropError(
-                f"Expected batches to be tensors or dictionaries of tensors, or tuples that begin "
-                f"with such an input, but got {type(batch).__name__}. Convert them in the loader."
-            )
-        _check_values(x)
-        count += 1
-        yield x if device is None else map_tensors(lambda t: t.to(device), x)
-    if count == 0:
-        raise VardropError("Expected `x` to give at least one batch, but got an empty loader.")
-
-
-def _check_values(x: Batch) -> None:
-    if isinstance(x, Tensor) and (x.dim() == 0 or x.shape[0] == 0):
-        raise VardropError(f"Expected `x` to have rows, but got shape {tuple(x.shape)}.")
-    if num_examples(x) == 0:
-        raise VardropError("Expected `x` to have rows, but got none.")
-    check_named(x)
-    named = x if isinstance(x, Mapping) else {"x": x}
-    for name, tensor in ((n, t) for n, part in named.items() for t in tensors_in(part)):
-        # The sum is cheap. It is finite unless a value is not finite, or it overflows.
-        masks = tensor.is_floating_point() and "mask" not in name  # which may hold -infinity
-        if masks and not (math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())):
-            bad = int((~tensor.isfinite()).sum())
-            raise VardropError(
-                f"Expected `{name}` to be finite, but got {bad} values that are NaN or infinite. "
-                "Clean the input first."
-            )
