@@ -1,7 +1,9 @@
 """Every model of the zoo works with every verb, or the verb names the reason."""
 
 import pytest
+import torch
 
+import vardrop as vd
 from tests.refusals import assert_refused
 from tests.zoo.checks import CHECKS, convert, elbo, mc_dropout, onnx, predict, shrink
 from tests.zoo.models import HUGGING, PLAIN, ZOO
@@ -64,3 +66,34 @@ def test_models_are_exported_with_uncertainty(name):
         assert_refused(REFUSED[name], onnx, ZOO[name])
     else:
         assert onnx(ZOO[name]) == "draws"
+
+
+def test_a_graph_is_one_input():
+    entry = ZOO["graph network"]
+    assert elbo(entry) == "ok"
+    net, graph = vd.convert(entry.build(), vd.bayes_by_backprop()).eval(), entry.batch(6)
+    assert_refused("one number of examples, but got 2 and 6", vd.predict, net, graph, samples=2)
+    arguments = graph["x"], graph["edge_index"]
+    frozen = vd.freeze(net, samples=4, batched=False)
+    for x in (graph, arguments):
+        p = vd.predict(net, x, samples=4, seed=0, batched=False)
+        assert torch.equal(p.probs, frozen(graph, seed=0).probs)
+
+
+@pytest.mark.skipif(not _has_transformers(), reason="transformers is not installed")
+def test_a_decoder_is_exported_without_its_cache(tmp_path):
+    entry = ZOO["qwen3"]
+    net, batch = entry.build(), entry.batch(2)
+    assert net.config.use_cache
+    program = vd.export_program(net, batch)
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(**batch).logits, net(**batch).logits)
+    assert net.config.use_cache
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_quantised_layers_are_named():
+    from torch.ao.nn.quantized.dynamic import Linear
+
+    with pytest.raises(vd.VardropError, match="its layers are quantised; convert the model before"):
+        vd.convert(torch.nn.Sequential(Linear(4, 2)), vd.sparse_vd())
