@@ -275,7 +275,7 @@ class VisionTransformer(nn.Module):
 
     def forward(self, x):
         x = self.patch(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.positions
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.positions
         return self.head(self.encoder(x)[:, 0])
 
 
