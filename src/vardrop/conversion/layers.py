@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
+import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
@@ -127,8 +128,11 @@ class NoisyLayers(ConversionRule):
     def becomes(self, module: nn.Module) -> str:
         """A gate whose mean is not one at the start changes the outputs of a trained model."""
         gate = self.recipe.gate
-        mean = None if gate is None or gate.input_dependent else gate.unit_mean(gate.initial(1))
         text = super().becomes(module)
+        if gate is None or gate.input_dependent:
+            return text
+        with torch.device("cpu"):  # also inside a block for the meta device
+            mean = gate.unit_mean(gate.initial(1))
         if mean is None or abs(float(mean.mean()) - 1) < _NEUTRAL:
             return text
         return f"{text}, features times {float(mean.mean()):.3g} at the start"
