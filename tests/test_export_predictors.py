@@ -258,22 +258,51 @@ def test_what_a_graph_cannot_hold(tmp_path):
     def predictor(net, recipe=None, **options):
         return vd.freeze(vd.convert(net, recipe or vd.sparse_vd()).eval(), **options)
 
-    refused = "depends on the other examples. Freeze with mode"
-    assert_refused(refused, vd.export_onnx, predictor(dependent()), x, path)
-    refused = "its code calls random functions of torch. Freeze"
-    assert_refused(refused, vd.export_onnx, predictor(drawing()), x, path)
+    refused = (
+        "noise='input' is not supported for .* depends on the other examples.* noise='runtime'"
+    )
+    assert_refused(refused, vd.export_onnx, predictor(dependent()), x, path, noise="input")
+    refused = "noise='input' is not supported for .* random functions of torch.* noise='runtime'"
+    assert_refused(refused, vd.export_onnx, predictor(drawing()), x, path, noise="input")
+    refused = (
+        r"not supported for whole functions.* vardrop.Ensemble\(vardrop.draws\(net, samples\)\)"
+    )
+    assert_refused(
+        refused, vd.export_onnx, predictor(nn.Linear(4, 3), draw="functions", memory=1), x, path
+    )
     with pytest.raises(VardropError, match="ONNX has, but got `bessel_j0`"):
         vd.export_onnx(predictor(nn.Sequential(nn.Linear(4, 3), Lacking())), x, path)
     lacking = nn.Sequential(nn.Linear(4, 3), Lacking())
     refused = r"known moments, but got '1' \(Lacking\)"
     assert_refused(refused, vd.export_onnx, predictor(lacking, mode="moments"), x, path)
-    with pytest.raises(VardropError, match=r"'0.gate' \(Gate\) draws noise of shape \(4,\) for"):
-        vd.export_onnx(predictor(nn.Sequential(nn.Linear(4, 3)), vd.beta_bernoulli()), x, path)
     refused = "`outputs` to be one of 'probs', .* but got 'mean'"
     assert_refused(refused, vd.export_onnx, predictor(nn.Linear(4, 3)), x, path, outputs=["mean"])
     refused = "`outputs` and `noise` require a predictor of vardrop.freeze"
     assert_refused(refused, vd.export_onnx, nn.Linear(4, 3), x, path, outputs=["probs"])
     assert not path.exists()
+
+
+@pytest.mark.parametrize("make, recipe", [
+    (dependent, vd.bayes_by_backprop(log_sigma2=-3.0)),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        (drawing, vd.bayes_by_backprop(log_sigma2=-3.0)),
+        (lambda: nn.Sequential(nn.Linear(4, 3)), vd.beta_bernoulli()),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)), vd.mc_dropout()),
+    )),
+], ids=["examples together", "random functions", "gates of all examples", "dropout"])  # fmt: skip
+def test_draws_that_are_passes_have_the_distribution_of_predictions(make, recipe, tmp_path):
+    net, x = vd.convert(make(), recipe).eval(), torch.randn(5, 4)
+    predictor = vd.freeze(net, samples=4, likelihood=vd.Values())
+    vd.export_onnx(predictor, x, tmp_path / "net.onnx", outputs=["draws"])
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+    (name,) = (i.name for i in session.get_inputs())
+    runs = [session.run(None, {name: x.numpy()})[0] for _ in range(128)]
+    drawn = torch.from_numpy(np.concatenate(runs)).double()  # (512, 5, outputs)
+    expected = vd.predict(net, x, samples=4096, seed=0, likelihood=vd.Values()).draws.double()
+    error = (drawn.var(0) / len(drawn) + expected.var(0) / len(expected)).sqrt()
+    assert ((drawn.mean(0) - expected.mean(0)).abs() / error.clamp_min(1e-6)).max() < 5
+    ratio = drawn.std(0) / expected.std(0).clamp_min(1e-9)
+    assert 0.75 < ratio.min() <= ratio.max() < 1.33
 
 
 def test_a_shrunken_net_that_keeps_its_posterior_is_small_and_uncertain(tmp_path):

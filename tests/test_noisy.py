@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import vardrop as vd
 from vardrop._core.modules import clone_modules
 from vardrop._core.sharding import forward_method, is_model_sharded
-from vardrop.gates import check_functional_dropout
+from vardrop.gates import find_unswitched_dropout
 
 
 def net() -> nn.Module:
@@ -189,7 +189,7 @@ def test_models_are_cloned_and_checked_while_another_thread_switches_the_noise()
             try:
                 clones = [clone_modules(model) for _ in range(200)]
                 for _ in range(500):
-                    check_functional_dropout(model, torch.zeros(1, 4))
+                    find_unswitched_dropout(model, torch.zeros(1, 4))
             finally:
                 stop.set()
             switching.result()

@@ -168,6 +168,10 @@ def _trace(
             "Freeze it first, for predictions with uncertainty."
         )
     check_net(net)
+    if isinstance(net, torch.jit.ScriptModule):
+        raise VardropError(
+            "TorchScript is not supported by export. Pass the Python model that it was made from."
+        )
     inputs = to_arguments(example_input)
     check_runs(net, inputs)
     check_means(net, "to export")
@@ -196,11 +200,25 @@ def _export(net: nn.Module, inputs: Inputs, batch_axes: tuple[int, ...]) -> Expo
     report = report_errors(
         lambda e: f"Expected `net` to be exportable by torch.export, but got: {e}"
     )
-    with torch.no_grad(), evaluating(net), report:
+    with torch.no_grad(), evaluating(net), _without_cache(net), report:
         try:
             return torch.export.export(net, args, kwargs, dynamic_shapes=shapes)
         except torch._dynamo.exc.UserError:
             return torch.export.export(net, args, kwargs, dynamic_shapes=shapes, strict=True)
+
+
+@contextmanager
+def _without_cache(net: nn.Module) -> Iterator[None]:
+    """Let decoders of transformers return no cache of keys and values, which is not a tensor."""
+    configs = [config for m in net.modules() if (config := getattr(m, "config", None)) is not None]
+    caching = [config for config in configs if getattr(config, "use_cache", False) is True]
+    try:
+        for config in caching:
+            config.use_cache = False
+        yield
+    finally:
+        for config in caching:
+            config.use_cache = True
 
 
 def _convert(

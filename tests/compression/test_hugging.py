@@ -207,3 +207,23 @@ def test_large_models_are_shrunk_in_half_a_minute(make):
     assert time.process_time() - start <= 30
     assert plan.total("macs")[1] < 0.6 * plan.total("macs")[0]
     assert "Equal on the example and on 5 random inputs" in plan.proof
+
+
+ZOO_DOWN = (".output.dense", ".down_proj", ".mlp.Wo", ".fc2")
+
+
+@pytest.mark.parametrize("model", ["qwen3", "modernbert", "phi3", *(pytest.param(m, marks=pytest.mark.slow) for m in ("mistral", "roberta", "gemma3"))])  # fmt: skip
+def test_configs_of_any_type_describe_fewer_units(model, tmp_path):
+    from tests.zoo.models import HUGGING
+
+    entry = HUGGING[model]
+    net, batch = entry.build(), entry.batch(2)
+    for name, module in net.named_modules():
+        if name.endswith(ZOO_DOWN) and "attention.output" not in name:
+            module.weight.data[:, ::2] = 0
+    small = fit_config(vd.shrink(net, batch).net)
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in net.parameters())
+    small.save_pretrained(tmp_path)
+    again = type(net).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(again(**batch).logits, net(**batch).logits)

@@ -220,3 +220,13 @@ def test_layers_of_mean_zero_are_refused(verb):
     vd.convert(net, vd.variance_layer(), include="2")
     refused = r"have means to .* but got '2' \(Linear\) with ZeroMean"
     assert_refused(refused, verb, net, torch.zeros(2, 4))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_torchscript_is_refused_before_anything_runs(tmp_path):
+    x = torch.randn(3, 4)
+    script = torch.jit.trace(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), x)
+    told = r"TorchScript is not supported by shrink and slim \(module '0'\). Pass the Python model"
+    assert_refused(told, vd.shrink, nn.Sequential(script, nn.Linear(2, 2)), x)
+    told = "TorchScript is not supported by export. Pass the Python model"
+    assert_refused(told, vd.export_onnx, script, x, tmp_path / "net.onnx")

@@ -292,3 +292,33 @@ def test_a_posterior_that_fails_on_the_second_layer():
     net = make()
     with unchanged(net, ValueError, "two outputs"):
         vd.convert(net, vd.Recipe(Picky()))
+
+
+NEUTRAL = {
+    "l0": vd.l0(),
+    "bayesian_compression": vd.bayesian_compression(),
+    "mc": vd.mc_dropout(0.1),
+}
+MOVING = {
+    "beta_bernoulli": vd.beta_bernoulli(), "structured_pruning": vd.structured_pruning(),
+    "concrete_dropout": vd.concrete_dropout(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*NEUTRAL, *MOVING])
+@torch.no_grad()
+def test_a_gate_keeps_the_outputs_of_a_trained_model_or_the_plan_says_how_far_it_moves_them(name):
+    net, x = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).eval(), torch.randn(5, 4)
+    before, recipe = net(x), {**NEUTRAL, **MOVING}[name]
+    texts = [step.becomes for step in vd.plan(net, recipe).changes]
+    factors = [float(t.split(" times ")[1].split()[0]) if " times " in t else 1.0 for t in texts]
+    vd.convert(net, recipe)
+    moved = float((net(x) - before).abs().max())
+    assert (moved < 1e-3) == (factors == [1.0] * len(texts)) == (name in NEUTRAL)
+    with vd.sampling(net, False):
+        for layer, factor in zip((net[0], net[2]), factors, strict=True):
+            inside = torch.randn(5, layer.in_features)
+            plain = nn.functional.linear(factor * inside, layer.weight, layer.bias)
+            outside = factor * nn.functional.linear(inside, layer.weight, layer.bias)
+            drift = min(float((layer(inside) - y).abs().max()) for y in (plain, outside))
+            assert drift < 0.005

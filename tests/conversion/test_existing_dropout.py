@@ -65,28 +65,98 @@ def reasons(net, x=None):
 
 
 @pytest.mark.parametrize("kind", [Attention, Decorated, OwnRate])
-def test_dropout_in_the_code_of_a_module_is_found_by_a_pass(kind):
+def test_dropout_in_the_code_of_a_module_is_found_by_a_pass_and_switched(kind, tmp_path):
     net = nn.Sequential(kind(), nn.Dropout(0.5)).eval()
-    found = reasons(net, X)
-    assert "its own code draws dropout of 0.5" in found["0"]
-    assert "call a dropout module instead" in found["0"]
-    assert found["1"] == ""
+    step = {s.name: s for s in vd.plan(net, vd.mc_dropout(), example_input=X).changes}["0"]
+    assert step.becomes == "itself, with its dropout (in code=0.5) under the switch"
     assert "0" not in reasons(net)  # without an example
     assert "0" not in reasons(nn.Sequential(kind(rate=0.0), nn.Dropout(0.5)), X)
+    before = net(X)
+    vd.convert(net, vd.mc_dropout(), example_input=X)
+    assert torch.equal(net(X), before)
+    with vd.sampling(net[0]):
+        assert not torch.equal(net[0](X), net[0](X))
+    vd.save_noisy(net, tmp_path / "net")
+    again = vd.load_noisy(tmp_path / "net", nn.Sequential(kind(), nn.Dropout(0.5)))
+    assert type(again[0]) is type(net[0])
+    assert type(vd.revert(net)[0]) is kind
+
+
+class Scaling(OwnRate):
+    """Its training mode decides on more than dropout."""
+
+    def forward(self, x):
+        return super().forward(x) * (2 if self.training else 1)
+
+
+def test_a_mode_that_controls_more_than_dropout_is_named():
+    found = reasons(nn.Sequential(Scaling(), nn.Dropout(0.5)).eval(), X)
+    assert "its own code draws dropout of 0.5, and its training mode does not" in found["0"]
+    assert "call a dropout module instead" in found["0"]
+
+
+def test_a_net_whose_only_dropout_is_in_code_names_the_example():
+    def make():
+        return nn.Sequential(nn.Linear(4, 4), OwnRate(), nn.Linear(4, 2)).eval()
+
+    net = make()
+    net[1].after.p = 0.0
+    with pytest.raises(vd.VardropError, match="pass `example_input` to find dropout in code"):
+        vd.convert(net, vd.mc_dropout())
+    for recipe in (vd.mc_dropout(), vd.mc_dropout(0.1)):
+        assert [s.name for s in vd.plan(net, recipe, example_input=X).changes] == ["1"]
+    vd.convert(net, vd.mc_dropout(), example_input=X)
+    assert vd.predict(net, X, samples=8, seed=0, likelihood=vd.Values()).std.max() > 0
+
+
+class DropPath(nn.Module):
+    def __init__(self, drop_prob=0.5):
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, x):
+        if not self.training:
+            return x
+        keep = 1 - self.drop_prob
+        return x * x.new_empty(len(x), *[1] * (x.dim() - 1)).bernoulli_(keep).div_(keep)
+
+
+class StochasticDepth(nn.Module):
+    def __init__(self, p=0.5):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x):
+        keep = torch.full((len(x), *[1] * (x.dim() - 1)), 1 - self.p)
+        return x * torch.bernoulli(keep) / keep if self.training else x
+
+
+@pytest.mark.parametrize("kind", [DropPath, StochasticDepth])
+def test_stochastic_depth_follows_the_switch_without_an_example(kind, tmp_path):
+    net = nn.Sequential(nn.Linear(4, 4), kind()).eval()
+    plan = vd.plan(net, vd.mc_dropout())
+    assert [s.name for s in plan.changes] == ["1"]
+    assert "=0.5) under the switch" in plan.changes[0].becomes
+    vd.convert(net, vd.mc_dropout())
+    with vd.sampling(net):
+        assert not all(torch.equal(net(X), net(X)) for _ in range(20))
+    vd.save_noisy(net, tmp_path / "net")
+    again = vd.load_noisy(tmp_path / "net", nn.Sequential(nn.Linear(4, 4), kind()))
+    assert type(again[1]) is type(net[1])
 
 
 def test_what_plan_says_is_true_of_the_net():
     """The switch leaves alone what plan skips, and reaches all that it claims."""
-    for kind in (Called, PassedOn, OwnRate):
+    for kind in (Called, PassedOn, OwnRate, Scaling):
         net = nn.Sequential(kind(), nn.Dropout(0.5))
         plan = vd.plan(net, vd.mc_dropout(), example_input=X)
-        vd.convert(net, vd.mc_dropout()).eval()
+        vd.convert(net, vd.mc_dropout(), example_input=X).eval()
         for step in plan.changes:
             with vd.sampling(step.module):
                 assert not torch.equal(net(X), net(X)), (kind, step.name)
-        assert [s.name for s in plan.skips] == (["0"] if kind is OwnRate else [])
-        own = "0.after" if kind is OwnRate else "0.dropout"
-        assert {s.name for s in plan.changes} == {own, "1"}
+        assert [s.name for s in plan.skips] == (["0"] if kind is Scaling else [])
+        own = {OwnRate: {"0", "0.after"}, Scaling: {"0.after"}}.get(kind, {"0.dropout"})
+        assert {s.name for s in plan.changes} == {*own, "1"}
 
 
 def test_one_module_with_two_owners_is_claimed_where_one_calls_it():
@@ -167,7 +237,7 @@ def test_a_rate_of_zero_is_no_dropout():
     assert "its rate is 0" in reasons(net)["1"]
     assert [s.name for s in vd.plan(net, vd.mc_dropout()).changes] == ["2"]
     without = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0))
-    told = "no dropout module that draws; give `drop_rate`"
+    told = "no dropout module that draws; pass `example_input` .* or give `drop_rate`"
     assert_refused(told, vd.convert, without, vd.mc_dropout())
     assert type(vd.convert(without, vd.mc_dropout(0.5))[0]) is vd.Linear
 
@@ -192,13 +262,27 @@ def test_the_switch_of_code_is_seen_by_the_compiler():
     torch.testing.assert_close(compiled(x), net(x))
 
 
-# ---- dropout in code that no switch reaches: predictions would be without it
+# ---- dropout in code that is not under the switch
+
+
+@pytest.mark.parametrize("recipe", [vd.mc_dropout(), vd.bayes_by_backprop(log_sigma2=-60.0)])
+def test_predictions_draw_dropout_in_code(recipe):
+    net = nn.Sequential(OwnRate(), nn.Dropout(0.1), nn.Linear(4, 2)).eval()
+    vd.convert(net, recipe)
+    net[0].after.p = net[1].p = 0.0
+    kinds = [type(m) for m in net.modules()]
+    predictor = vd.Predictor(net, 8, likelihood=vd.Values())
+    for predict in (predictor, vd.freeze(net, 8, likelihood=vd.Values())):
+        assert predict(X, seed=0).std.max() > 0.01
+    assert [type(m) for m in net.modules()] == kinds
+    net[0].attention_dropout = 0.0
+    assert vd.predict(net, X, samples=8, seed=0, likelihood=vd.Values()).std.max() < 1e-3
 
 
 @pytest.mark.parametrize("recipe", [vd.mc_dropout(), vd.bayes_by_backprop()])
 def test_prediction_refuses_dropout_that_it_would_leave_out(recipe):
-    net = vd.convert(nn.Sequential(OwnRate(), nn.Dropout(0.5), nn.Linear(4, 2)), recipe).eval()
-    told = r"dropout of 0.5 in the code of module '0' .OwnRate.*torch.nn.Dropout\(0.5\); or, .*register_function"
+    net = vd.convert(nn.Sequential(Scaling(), nn.Dropout(0.5), nn.Linear(4, 2)), recipe).eval()
+    told = r"dropout of 0.5 in the code of module '0' .Scaling.*torch.nn.Dropout\(0.5\); or .*register_function"
     assert_refused(told, vd.predict, net, X, samples=4)
     assert_refused(told, next, iter(vd.predict_batches(net, [X], samples=4)))
     assert_refused(told, vd.freeze(net), X)

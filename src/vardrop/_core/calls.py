@@ -186,15 +186,3 @@ def output_tensor(output: object) -> Tensor:
         f"Expected the model to return one tensor or an output with `logits`, but got "
         f"{type(output).__name__}. Pass output=, a function that picks the tensor."
     )
-
-
-class PickOutput(nn.Module):
-    """A model with a function that picks one tensor from its output."""
-
-    def __init__(self, net: nn.Module, pick: Pick) -> None:
-        super().__init__()
-        self.net, self.pick = net, pick
-
-    def forward(self, *args: object, **kwargs: object) -> Tensor:
-        """Call the model and pick from its output."""
-        return self.pick(self.net(*args, **kwargs))

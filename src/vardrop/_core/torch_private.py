@@ -18,6 +18,8 @@ from torch._compile import _disable_dynamo as disable_dynamo
 # The type of the functions that such modes receive.
 from torch._ops import OpOverload as OpOverload
 from torch.autograd import forward_ad
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 # Modes that intercept every operation, also inside modules of other libraries.
 from torch.utils._python_dispatch import (
@@ -144,3 +146,22 @@ def set_parameters(state: dict[str, Any], parameters: Mapping[str, Tensor | None
         state["_flat_weights"] = [parameters.get(name) for name in names]
         # torch would otherwise notice that these are not its parameters.
         state["_flat_weight_refs"] = [None] * len(names)
+
+
+class PlainAttention(TorchFunctionMode):
+    """Compute attention as matrix products and a softmax.
+
+    Fused kernels treat a NaN score as masked, their products are not counted, and exporters have no
+    dropout in them.
+    """
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> Any:
+        if func is not functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        return torch.ops.aten._scaled_dot_product_attention_math(*args, **(kwargs or {}))[0]

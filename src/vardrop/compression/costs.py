@@ -12,11 +12,11 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from vardrop._core.calls import tensors_in
-from vardrop._core.torch_private import TorchDispatchMode
+from vardrop._core.torch_private import PlainAttention, TorchDispatchMode
 from vardrop.compression.layer_views import affine_layers, join_name
 from vardrop.compression.mask import decompose_layers
 from vardrop.compression.modules.pruned_attention import SlimAttention
-from vardrop.compression.probes import Inputs, PlainAttention, hooks, run
+from vardrop.compression.probes import Inputs, hooks, run
 from vardrop.noisy import named_modules_of
 
 

@@ -153,6 +153,8 @@ def cut_dead_units(
     if obstacle:
         text = f"No unit is removed: marks cannot be followed through this model ({obstacle})."
         cut.notes.append(text)
+    elif not cut.removed and not cut.notes:
+        cut.notes.append("No unit is removed: none of those that could be followed is dead.")
     return cut
 
 

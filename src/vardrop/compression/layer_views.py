@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vardrop._core.errors import VardropError
 from vardrop.compression.modules.pruned_recurrent import Recurring
 from vardrop.compression.modules.select import Scale
+from vardrop.layers import NOISY_TYPES, LinearLike
 
 
 @dataclass(frozen=True)
@@ -38,33 +39,46 @@ class AffineLayout:
 class UnitLayout:
     """A module that treats every unit separately: its tensors with one entry per unit.
 
-    An embedding emits units (`emits`). The other modules pass their inputs on.
+    An embedding emits units (`emits`). The other modules pass their inputs on. If the module joins
+    units in blocks of equal size, which can only be removed as a whole, `blocks` counts them.
     """
 
     sizes: tuple[str, ...]  # the last one counts the units
     tensors: tuple[str, ...]
     axis: int = 0
     emits: bool = False
+    blocks: str = ""
 
 
 _DENSE = AffineLayout(("in_features", "out_features"))
 _CONV = AffineLayout(("in_channels", "out_channels", "groups"))
 _TRANSPOSED = AffineLayout(_CONV.sizes, transposed=True)
 _NORM = UnitLayout(("num_features",), ("weight", "bias", "running_mean", "running_var"))
-# By exact type.
+_GROUPS = UnitLayout(("num_channels",), ("weight", "bias"), blocks="num_groups")
+# By exact type. `layout_of` adds norms, and their subclasses such as a norm with its activation.
 LAYOUTS: dict[type[nn.Module], AffineLayout | UnitLayout] = {
     nn.Linear: _DENSE,
     Recurring: _DENSE,
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _CONV),
     **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _TRANSPOSED),
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _NORM),
-    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _NORM),
     nn.Embedding: UnitLayout(("num_embeddings", "embedding_dim"), ("weight",), axis=1, emits=True),
     nn.PReLU: UnitLayout(("num_parameters",), ("weight",)),
     Scale: UnitLayout((), ("factor",)),
 }
 # Sizes that a module keeps in addition to its layers, and reads in its forward.
 _SIZES: dict[type[nn.Module], dict[str, Callable[[Any], int]]] = {}
+
+
+def layout_of(module: nn.Module) -> AffineLayout | UnitLayout | None:
+    """The layout of a module, or None if its units are not known."""
+    if (layout := LAYOUTS.get(type(module))) is not None:
+        return layout
+    noisy = NOISY_TYPES.get(type(module))
+    if noisy is not None and issubclass(noisy, LinearLike):
+        return AffineLayout(noisy.sizes)
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        return _NORM
+    return _GROUPS if isinstance(module, nn.GroupNorm) and module.num_groups > 1 else None
 
 
 def register_affine(kind: type[nn.Module], layout: AffineLayout) -> None:
@@ -200,10 +214,11 @@ class Units:
             if (tensor := getattr(self.layer, name)) is not None:
                 yield name, tensor.detach()
 
-    def zero(self, units: Sequence[int]) -> None:
-        """Zero the entries of these units, in place."""
+    def zero(self, units: Sequence[int], number: float = 0.0) -> None:
+        """Write zero, or another number, into the entries of these units, in place."""
         for _, tensor in self.tensors():
-            tensor.index_fill_(self.layout.axis, torch.tensor(units, device=tensor.device), 0.0)
+            index = torch.tensor(units, device=tensor.device, dtype=torch.long)
+            tensor.index_fill_(self.layout.axis, index, number)
 
     def resize(self, keep: Tensor) -> None:
         """Cut it down to the units that are True, in place."""
@@ -213,7 +228,13 @@ class Units:
             index = keep.nonzero().flatten().to(tensor.device)
             replace_tensor(self.layer, name, tensor.index_select(self.layout.axis, index))
         if self.layout.sizes:
-            setattr(self.layer, self.layout.sizes[-1], int(keep.sum()))
+            self.set_size(int(keep.sum()))
+
+    def set_size(self, units: int) -> None:
+        """Set the attributes that count its units and their blocks."""
+        setattr(self.layer, self.layout.sizes[-1], units)
+        if name := self.layout.blocks:
+            setattr(self.layer, name, getattr(self.layer, name) * units // self.outputs)
 
     def shapes(self, bias: bool = False) -> dict[str, tuple[int, ...] | None]:
         """The shapes of its tensors, computed from its sizes."""
@@ -221,11 +242,80 @@ class Units:
         return {name: shape for name, _ in self.tensors()}
 
 
-def settle_sizes(net: nn.Module) -> None:
-    """Update the sizes that modules keep in addition to the sizes of their layers."""
+class BareUnits(Units):
+    """A view of a parameter or buffer of no layer, with one entry per unit along one axis."""
+
+    def __init__(self, owner: nn.Module, name: str, axis: int) -> None:
+        super().__init__(owner, UnitLayout((), (name,), axis, emits=True))
+
+    def original(self) -> Tensor:
+        """The tensor."""
+        tensor: Tensor = getattr(self.layer, self.layout.tensors[0])
+        return tensor
+
+    def mark(self, mask: Tensor) -> None:
+        """Write NaN into the entries of some units."""
+        self.zero(mask.nonzero().flatten().tolist(), torch.nan)
+
+
+def bare_units(net: nn.Module) -> dict[str, BareUnits]:
+    """Tensors of modules without a layout, by name and axis, that may have an entry per unit."""
+    layers = affine_layers(net).values()
+    widths = {width for view in layers for width in (view.inputs, view.outputs)} - {1}
+    return {
+        f"{join_name(name, key)}:{axis}": BareUnits(module, key, axis)
+        for name, module in net.named_modules()
+        if layout_of(module) is None
+        for key, tensor in (*module.named_parameters("", False), *module.named_buffers("", False))
+        if tensor.is_floating_point()
+        for axis, size in enumerate(tensor.shape)
+        if size in widths
+    }
+
+
+_Sizes = dict[str, dict[str, tuple[int, int]]]
+
+
+def record_sizes(net: nn.Module) -> _Sizes:
+    """The inputs and outputs of the layers, by the name of the module that owns them."""
+    sizes: _Sizes = {}
+    for name, view in affine_layers(net).items():
+        owner, _, layer = name.rpartition(".")
+        sizes.setdefault(owner, {})[layer] = view.inputs, view.outputs
+    return sizes
+
+
+def settle_sizes(net: nn.Module, before: _Sizes) -> None:
+    """Update the sizes that modules keep in addition to the sizes of their layers.
+
+    An integer of a module is such a size if only layers that changed had it. A number of heads
+    changes in proportion to them.
+    """
+    for owner, after in record_sizes(net).items():
+        old = before.get(owner, {})
+        pairs = {p for k in after.keys() & old for p in zip(old[k], after[k], strict=True)}
+        module = net.get_submodule(owner)
+        if type(module) not in _SIZES and type(module).__module__.partition(".")[0] != "torch":
+            _settle_integers(
+                module, {p for p in pairs if p[0] != p[1]}, {a for a, b in pairs if a == b}
+            )
     for module in net.modules():
         for name, size in _SIZES.get(type(module), {}).items():
             setattr(module, name, size(module))
+
+
+def _settle_integers(module: nn.Module, changed: set[tuple[int, int]], same: set[int]) -> None:
+    for name, number in list(vars(module).items()):
+        if type(number) is not int or not changed:
+            continue
+        sizes = {new for old, new in changed if old == number and number not in same}
+        if name in _HEADS:
+            sizes = {number * new // old for old, new in changed if number * new % old == 0}
+        if len(sizes) == 1:
+            setattr(module, name, sizes.pop())
+
+
+_HEADS = ("num_heads", "n_heads", "n_head", "heads", "num_attention_heads")
 
 
 def view_of(module: nn.Module, layout: AffineLayout | UnitLayout) -> AffineView | Units:
@@ -235,20 +325,21 @@ def view_of(module: nn.Module, layout: AffineLayout | UnitLayout) -> AffineView 
 
 def affine(module: nn.Module) -> AffineView | None:
     """The view of an affine layer, or None for other types, also for subclasses."""
-    layout = LAYOUTS.get(type(module))
+    layout = layout_of(module)
     return AffineView(module, layout) if isinstance(layout, AffineLayout) else None
 
 
 def affine_layers(net: nn.Module) -> dict[str, AffineView]:
     """The plain affine layers of a model by name."""
-    named = ((name, m, LAYOUTS.get(type(m))) for name, m in net.named_modules())
+    named = ((name, m, layout_of(m)) for name, m in net.named_modules())
     return {name: AffineView(m, lay) for name, m, lay in named if isinstance(lay, AffineLayout)}
 
 
 def unit_modules(net: nn.Module) -> dict[str, Units]:
-    """The modules of a model that treat every unit separately, by name."""
-    named = ((name, m, LAYOUTS.get(type(m))) for name, m in net.named_modules())
-    return {name: Units(m, lay) for name, m, lay in named if isinstance(lay, UnitLayout)}
+    """The modules and bare tensors of a model that treat every unit separately, by name."""
+    named = ((name, m, layout_of(m)) for name, m in net.named_modules())
+    modules = {name: Units(m, lay) for name, m, lay in named if isinstance(lay, UnitLayout)}
+    return modules | bare_units(net)
 
 
 def parameter_owners(net: nn.Module) -> Counter[int]:

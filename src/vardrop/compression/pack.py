@@ -26,7 +26,7 @@ from vardrop._core.calls import LabelledData
 from vardrop._core.checks import check_net, check_number
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import check_readable, write_atomically
-from vardrop.compression.layer_views import LAYOUTS, join_name
+from vardrop.compression.layer_views import join_name, layout_of
 from vardrop.compression.probes import Metric, check_plain, score
 from vardrop.compression.save import (
     PACKED,
@@ -186,7 +186,7 @@ def _assume_deviations(net: nn.Module) -> dict[str, Tensor]:
     deviations = {}
     for name, module in net.named_modules():
         weight = module._parameters.get("weight")
-        if LAYOUTS.get(type(module)) is not None and weight is not None and weight.dim() > 1:
+        if layout_of(module) is not None and weight is not None and weight.dim() > 1:
             nonzero = weight.detach()[weight != 0].double()
             size = float(nonzero.square().mean().sqrt()) if nonzero.numel() else 1.0
             deviations[join_name(name, "weight")] = torch.full_like(weight, _ASSUMED * size)

@@ -12,8 +12,6 @@ from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from vardrop._core.calls import (
@@ -104,20 +102,6 @@ def hooks(*handles: RemovableHandle) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-class PlainAttention(TorchFunctionMode):
-    """Compute attention as matrix products and a softmax.
-
-    Fused kernels treat a NaN score as masked, and their products are not counted.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: object, args: Inputs = (), kwargs: dict[str, object] | None = None
-    ) -> Any:
-        if func is not functional.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        return torch.ops.aten._scaled_dot_product_attention_math(*args, **(kwargs or {}))[0]
 
 
 def run(net: nn.Module, inputs: Inputs) -> list[Tensor]:

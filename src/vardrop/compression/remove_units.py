@@ -14,19 +14,20 @@ from torch.nn.utils.rnn import PackedSequence
 
 from vardrop._core.calls import tensors_in
 from vardrop._core.errors import VardropError
-from vardrop._core.torch_private import TorchDispatchMode, tree_map_only
+from vardrop._core.torch_private import PlainAttention, TorchDispatchMode, tree_map_only
 from vardrop.compression.layer_views import (
     AffineView,
     affine_layers,
     join_name,
+    record_sizes,
     settle_sizes,
     unit_modules,
 )
+from vardrop.compression.mark_units import remove_marks
 from vardrop.compression.modules.pruned_attention import SlimAttention
 from vardrop.compression.modules.pruned_recurrent import RecurrentOutput, Recurring, Unrolled
 from vardrop.compression.modules.select import Scale
-from vardrop.compression.probes import Inputs, PlainAttention, hooks, run
-from vardrop.compression.trace_units import remove_marks
+from vardrop.compression.probes import Inputs, hooks, run
 from vardrop.compression.units import TO_THE_OUTPUT, Place, Unit
 from vardrop.noisy import named_modules_of
 
@@ -66,6 +67,10 @@ class _KeepMarks(TorchDispatchMode):
         counted = any(id(t) in self.from_data for t in sources)
         hides = "attention" in name or not all(t.is_floating_point() for t in created)
         marked = (t.is_floating_point() and bool(t.isnan().any()) for t in sources)
+        if name in ("mul", "mul_") and len(sources) == 2:  # a constant zero ends marks
+            returned.masked_fill_((sources[0] == 0) | (sources[1] == 0), 0)
+        elif name in ("sign", "sgn"):  # which return zero for a mark
+            returned.masked_fill_(sources[0].isnan(), torch.nan)
         for tensor in created if counted or (hides and any(marked)) else ():
             if not tensor.is_floating_point():
                 self.from_data[id(tensor)] = tensor
@@ -326,6 +331,7 @@ def cut_out(net: nn.Module, gone: list[Unit]) -> None:
     """Cut units that are zero out of a model, in place."""
     if not gone:
         return
+    before, modules = record_sizes(net), unit_modules(net)
     read = _by_module(place for unit in gone for place in unit.readers)
     emitted = _by_module(place for unit in gone for place in unit.emitters)
     carried = _by_module(place for unit in gone for place in (*unit.carriers, *unit.emitters))
@@ -342,10 +348,10 @@ def cut_out(net: nn.Module, gone: list[Unit]) -> None:
         if name in read or name in emitted:
             inputs = mask(view.inputs, read.get(name, []))
             view.resize(inputs, mask(view.outputs, emitted.get(name, [])))
-    for name, module in unit_modules(net).items():
+    for name, module in modules.items():
         if name in carried:
             module.resize(mask(module.outputs, carried[name]))
-    settle_sizes(net)
+    settle_sizes(net, before)
 
 
 def _by_module(places: Iterable[Place]) -> dict[str, list[int]]:

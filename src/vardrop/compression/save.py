@@ -27,9 +27,12 @@ from vardrop._core.errors import VardropError, report_errors
 from vardrop._core.files import check_readable, read_tensors, write_tensors
 from vardrop._core.integrations import load_integration
 from vardrop.compression.layer_views import (
-    LAYOUTS,
+    Units,
     affine,
     affine_layers,
+    bare_units,
+    layout_of,
+    record_sizes,
     replace_module,
     replace_tensor,
     settle_sizes,
@@ -140,8 +143,9 @@ def layer_sizes(net: nn.Module) -> dict[str, Any]:
     """The sizes of a plain model, and the modules that `shrink` added."""
     plan: dict[str, Any] = {"sizes": {}, "select": {}, "scale": {}, "identity": []}
     rare: dict[str, Any] = {"lookup": {}, "attention": [], "unfused": [], "recurrent": {}}
+    rare["tensors"] = {}
     for name, module in net.named_modules():
-        layout = LAYOUTS.get(type(module))
+        layout = layout_of(module)
         if layout is not None and layout.sizes:
             plan["sizes"][name] = [getattr(module, key) for key in layout.sizes]
             if (view := affine(module)) is not None:
@@ -161,6 +165,8 @@ def layer_sizes(net: nn.Module) -> dict[str, Any]:
             plan["identity"].append(name)
         if is_encoder_fastpath_disabled(module):
             rare["unfused"].append(name)
+    for name, bare in bare_units(net).items():
+        rare["tensors"][name.rpartition(":")[0]] = list(bare.original().shape)
     return plan | {key: names for key, names in rare.items() if names}
 
 
@@ -172,6 +178,7 @@ def resize_to(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     net = copy.deepcopy(into).eval()
     for module in net.modules():
         load_integration(type(module))
+    before = record_sizes(net)
     widest = max((max(v.inputs, v.outputs) for v in affine_layers(net).values()), default=0)
     dtype = next((p.dtype for p in net.parameters()), None)
     for name, count in plan.get("lookup", {}).items():
@@ -197,7 +204,9 @@ def resize_to(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
         net = replace_module(net, name, _resize_recurrent(name, _find(net, name), sizes))
     for layer in named_modules_of(net, SlimAttention).values():
         layer.heads = layer.heads[: layer.num_heads]
-    settle_sizes(net)
+    for name, shape in plan.get("tensors", {}).items():
+        _resize_bare(net, name, list(shape))
+    settle_sizes(net, before)
     update_encoder_fastpath(net, Noisy)
     for name in plan.get("unfused", []):
         disable_encoder_fastpath(_find(net, name))
@@ -268,12 +277,15 @@ def _count(name: str, value: object, most: int) -> int:
 
 def _resize(name: str, module: nn.Module, sizes: list[object]) -> None:
     """Set the sizes of a layer, which cannot be larger than before, and resize its tensors."""
-    layout = LAYOUTS.get(type(module))
+    layout = layout_of(module)
     if layout is None or not layout.sizes:
         _check_kind(name, module)
         return
+    view = view_of(module, layout)
     for key, size in zip(layout.sizes, sizes, strict=False):
         setattr(module, key, _count(name, size, getattr(module, key)))
+    if isinstance(view, Units):
+        view.set_size(getattr(module, layout.sizes[-1]))
     has_bias = sizes[len(layout.sizes) :] == [1]
     for key, shape in view_of(module, layout).shapes(has_bias).items():
         old = getattr(module, key)
@@ -287,6 +299,21 @@ def _resize(name: str, module: nn.Module, sizes: list[object]) -> None:
                 )
             like = next(module.parameters()) if old is None else old
             replace_tensor(module, key, like.detach().new_empty(shape))
+
+
+def _resize_bare(net: nn.Module, name: str, shape: list[object]) -> None:
+    """Give a tensor of no layer the shape in a file, which cannot be larger than before."""
+    owner, _, key = name.rpartition(".")
+    module = _find(net, owner)
+    old = getattr(module, key, None)
+    if not isinstance(old, Tensor) or old.dim() != len(shape):
+        raise VardropError(
+            f"Expected `into` to have the tensor '{name}' with {len(shape)} axes, but it has not. "
+            "Pass a model of the class that was saved."
+        )
+    sizes = [_count(name, size, most) for size, most in zip(shape, old.shape, strict=True)]
+    if sizes != list(old.shape):
+        replace_tensor(module, key, old.detach().new_empty(sizes))
 
 
 def load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:

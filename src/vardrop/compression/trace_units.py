@@ -11,238 +11,22 @@ after the cut is tested afterwards.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from vardrop._core.calls import tensors_in
+from vardrop._core.errors import VardropError
 from vardrop.compression.costs import CountedPass
 from vardrop.compression.layer_views import (
-    LAYOUTS,
-    AffineView,
-    Units,
     affine_layers,
+    layout_of,
     parameter_owners,
-    unit_modules,
 )
+from vardrop.compression.mark_units import ROLES, Marks, Numbers, Tracer
 from vardrop.compression.modules.pruned_recurrent import Recurring
-from vardrop.compression.probes import CODE_ERRORS, Inputs, PlainAttention, hooks, run
+from vardrop.compression.probes import CODE_ERRORS, Inputs
 from vardrop.compression.units import TO_THE_OUTPUT, DisjointSets, Place, Unit, UnitGraph
-
-# Marked units by role and module. Readers and carriers distinguish units. A module that takes all
-# units together ("whole") and the output of the model ("output") count as one unit.
-_Marks = dict[tuple[str, str], Tensor]
-_ROLES = ("readers", "carriers")
-
-
-class _Tracer:
-    """Follows marked units of a plain model from the layers that emit them to their readers."""
-
-    def __init__(self, net: nn.Module, inputs: Inputs, advance: Callable[[], None]) -> None:
-        self.net, self.inputs, self.advance = net, inputs, advance
-        self.layers, modules = affine_layers(net), unit_modules(net)
-        self.carriers = {n: u for n, u in modules.items() if not u.layout.emits and u.outputs > 1}
-        tables = {n: u for n, u in modules.items() if u.layout.emits}
-        self.emitters: dict[str, AffineView | Units] = {**self.layers, **tables}
-        self.units = {name: view.outputs for name, view in self.emitters.items()}
-        # Gray codes: neighbours differ in one binary digit, and layers that meet are neighbours.
-        self.codes = {name: i ^ (i >> 1) for i, name in enumerate(self.emitters)}
-        self.whole: dict[str, nn.Module] = {}  # modules with tensors of an unknown layout
-        self.bare: list[Tensor] = []  # tensors of modules that also contain layers
-        for name, module in net.named_modules():
-            tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-            if tensors and all(LAYOUTS.get(type(part)) is None for part in module.modules()):
-                self.whole[name] = module
-            elif LAYOUTS.get(type(module)) is None:
-                self.bare += [t for t in tensors if t.is_floating_point() and t.numel() > 1]
-
-    def follow(self, sources: dict[str, Tensor], until_whole: bool = False) -> _Marks:
-        """Mark units (a mask per layer) and return the places that they reach.
-
-        With `until_whole` a module that takes units together ends all marks that reach it.
-        """
-        marks: _Marks = {}
-        handles: list[RemovableHandle] = []
-        for name, module in self.whole.items():
-            handles += _keep_in_place(("whole", name), module, marks, until_whole)
-        for name, mask in sources.items():
-            view = self.emitters[name]
-            handles.append(view.layer.register_forward_hook(partial(_mark, mask, view.axis)))
-        for role, views in (("carriers", self.carriers), ("readers", self.layers)):
-            for name, view in views.items():
-                note = partial(_note, (role, name), view.axis, marks, role == "readers")
-                handles.append(view.layer.register_forward_pre_hook(note))
-        with hooks(*handles), PlainAttention():
-            returned = run(self.net, self.inputs)
-        self.advance()
-        if any(bool(t.isnan().any()) for t in returned if t.is_floating_point()):
-            marks["output", ""] = torch.ones(1, dtype=torch.bool)
-        return marks
-
-    def follow_layers(self, names: Iterable[str]) -> _Marks:
-        """The places that the units of these layers reach."""
-        return self.follow({n: torch.ones(self.units[n], dtype=torch.bool) for n in names})
-
-    def number_layers(self, names: Iterable[str], until_whole: bool = False) -> _Numbers:
-        """The codes of the layers that reach every place."""
-        codes = {name: torch.full((self.units[name],), self.codes[name]) for name in names}
-        return self.number_units(codes, until_whole)
-
-    def number_units(self, codes: dict[str, Tensor], until_whole: bool = False) -> _Numbers:
-        """The codes of the units that reach every place. Each digit takes two passes."""
-        numbers = _Numbers()
-        largest = max((int(code.max()) for code in codes.values()), default=0)
-        for digit in range(max(largest.bit_length(), 1) if codes else 0):
-            for bit in (0, 1):
-                sources = {n: (code >> digit) % 2 == bit for n, code in codes.items()}
-                for place, mask in self.follow(sources, until_whole).items():
-                    digits = numbers.setdefault(place, torch.zeros(2, len(mask), dtype=torch.long))
-                    digits[bit] |= mask.long() << digit
-        return numbers
-
-    def layers_before_whole(self) -> dict[str, str]:
-        """The last layers before a module that takes units together, with the name of that module.
-
-        Marks end there, so every such module of a residual stream sees only the layers after the
-        module before it.
-        """
-        targets: dict[int, str] = {}
-        numbers = self.number_layers(self.emitters, until_whole=True)
-        for (role, target), (zeros, ones) in numbers.items():
-            if role == "whole" and not bool(zeros & ones):
-                targets.setdefault(int(ones), target)
-        return {name: targets[code] for name, code in self.codes.items() if code in targets}
-
-    def number_blocks(self, layers: dict[str, _Marks]) -> dict[str, tuple[_Numbers, Tensor]]:
-        """Number the units of layers that mix only within blocks of one size.
-
-        Such blocks are heads, and the equal parts that a layer emits (gates of a recurrent layer,
-        queries, keys and values in one tensor). No two layers may reach one place.
-        """
-        origin = self.follow({n: torch.arange(self.units[n]) == 0 for n in layers})
-        waiting = {n: _partitions(self.units[n]) for n in layers}
-        codes: dict[str, Tensor] = {}
-        while waiting:
-            attempts = {n: next(partitions, None) for n, partitions in waiting.items()}
-            others = self.follow({n: c != 0 for n, c in attempts.items() if c is not None})
-            for name, code in attempts.items():
-                both = (p for p in layers[name] if p in origin and p in others)
-                if code is None:
-                    del waiting[name]
-                elif not any(bool((origin[p] & others[p]).any()) for p in both):
-                    del waiting[name]
-                    codes[name] = code
-        numbers = self.number_units(codes)
-        return {n: (numbers, c) for n, c in codes.items() if numbers.mixed_at(layers[n]) is None}
-
-    @torch.no_grad()
-    def bare_places(self) -> _Marks:
-        """The places that a parameter of no layer reaches."""
-        originals = [t.detach().clone() for t in self.bare]
-        try:
-            for tensor in self.bare:
-                tensor.fill_(torch.nan)
-            return self.follow({})
-        finally:
-            for tensor, original in zip(self.bare, originals, strict=True):
-                tensor.copy_(original)
-
-
-def _partitions(units: int) -> Iterator[Tensor]:
-    """Numberings of blocks of one size, small blocks first.
-
-    A block is a few consecutive units, or as many of each of two, three or four equal parts.
-    """
-    for part in (units // n for n in (1, 2, 3, 4) if units % n == 0):
-        for size in range(1, part // 2 + 1):
-            if part % size == 0:
-                yield torch.arange(units) % part // size
-
-
-class _Numbers(dict[tuple[str, str], Tensor]):
-    """The digits of the codes that reach every place, as two rows of bits, (2, units).
-
-    The bits of the first row are the digits that were zero, and of the second row one. If a bit
-    is in both rows, several codes reach the place.
-    """
-
-    def mixed_at(self, marks: _Marks) -> str | None:
-        """The first module with a marked place that several codes reach."""
-        for (role, name), mask in marks.items():
-            digits = self.get((role, name))
-            if role in _ROLES and (digits is None or bool((digits[0] & digits[1])[mask].any())):
-                return name
-        return None
-
-    def reach(self, codes: Tensor) -> list[tuple[_Marks, bool]]:
-        """The places that each code may reach, and whether that is unclear.
-
-        It is unclear at places that several codes reach, if one of them may be this code.
-        """
-        reached: list[tuple[_Marks, bool]] = [({}, False) for _ in codes]
-        for place, (zeros, ones) in self.items():
-            several = zeros & ones
-            fits = (ones ^ codes[:, None]) & ~several == 0  # (codes, units)
-            possible = fits & (zeros | ones).bool()
-            for i in possible.any(1).nonzero().flatten().tolist():
-                marks, unclear = reached[i]
-                marks[place] = possible[i]
-                reached[i] = marks, unclear or bool(several[possible[i]].any())
-        return reached
-
-
-def remove_marks(tensor: Tensor) -> Tensor:
-    """A tensor with zeros instead of marks."""
-    return tensor.masked_fill(tensor.isnan(), 0.0)
-
-
-def _mark(mask: Tensor, axis: int, module: nn.Module, args: Inputs, output: Tensor) -> Tensor:
-    """Mark units of a module's output."""
-    index = mask.nonzero().flatten().to(output.device)
-    return output.index_fill(axis, index, torch.nan)
-
-
-def _note(
-    place: tuple[str, str], axis: int, marks: _Marks, stop: bool, module: nn.Module, args: Inputs
-) -> Inputs:
-    """Note the marked units of a module's input, and remove the marks if they stop there."""
-    units = args[0].isnan().movedim(axis, 0).flatten(1).any(1).cpu()
-    if bool(units.any()):
-        marks[place] = units | marks.get(place, torch.zeros_like(units))
-    return (remove_marks(args[0]), *args[1:]) if stop else args
-
-
-def _keep_in_place(
-    place: tuple[str, str], module: nn.Module, marks: _Marks, end: bool
-) -> Iterator[RemovableHandle]:
-    """Assume that a module which keeps the shape of its input also keeps the order of units.
-
-    With `end` marks stop there, also for other modules that read the same tensor.
-    """
-
-    def before(_: nn.Module, args: Inputs) -> None:
-        marked = [t for t in tensors_in(args) if t.is_floating_point() and bool(t.isnan().any())]
-        if marked:
-            marks[place] = torch.ones(1, dtype=torch.bool)
-        for tensor in marked if end else ():
-            if 0 not in tensor.stride():  # several positions of an expanded tensor are one number
-                tensor.copy_(remove_marks(tensor))
-
-    def after(_: nn.Module, args: Inputs, output: object) -> object:
-        x = args[0] if args else None
-        if not isinstance(x, Tensor) or not isinstance(output, Tensor) or x.shape != output.shape:
-            return output
-        marked = x.isnan()
-        is_float = x.is_floating_point() and output.is_floating_point()
-        if not is_float or not bool(marked.any()):
-            return output
-        return remove_marks(output).masked_fill(marked, torch.nan)
-
-    yield module.register_forward_pre_hook(before)
-    yield module.register_forward_hook(after)
 
 
 def trace_units(
@@ -253,15 +37,21 @@ def trace_units(
     They depend on the architecture and on the example, not on the weights. `advance` is called
     after every pass.
     """
+    for name, module in net.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise VardropError(
+                f"TorchScript is not supported by shrink and slim (module '{name or '(net)'}'). "
+                "Pass the Python model that it was made from."
+            )
     counted = CountedPass(net, example)
     layers, owners, fixed = affine_layers(net), parameter_owners(net), {}
     for name, module in net.named_modules():
         if name in layers and counted.calls[name] != 1 and type(module) is not Recurring:
             fixed[name] = f"'{name}' runs {counted.calls[name]} times"
-        elif LAYOUTS.get(type(module)) and any(owners[id(p)] > 1 for p in module.parameters()):
+        elif layout_of(module) and any(owners[id(p)] > 1 for p in module.parameters()):
             fixed[name] = f"'{name}' shares its weights"
     try:
-        units = _Coupling(_Tracer(net, example, advance), fixed).units()
+        units = _Coupling(Tracer(net, example, advance), fixed).units()
     except CODE_ERRORS as failure:  # the model's code raises an error for NaN
         return UnitGraph((), counted.costs(), str(failure))
     return UnitGraph(tuple(units), counted.costs())
@@ -278,17 +68,16 @@ class _Coupling(DisjointSets[_Node]):
         fixed: layers that must not change, with the reason.
     """
 
-    def __init__(self, tracer: _Tracer, fixed: dict[str, str]) -> None:
+    def __init__(self, tracer: Tracer, fixed: dict[str, str]) -> None:
         super().__init__()
         self.tracer, self.fixed = tracer, fixed
         self.reasons: dict[_Node, str] = {}
-        self.mixing: dict[str, _Marks] = {}  # layers whose units meet other units at some place
-        if tracer.bare:
-            self._fix_places(tracer.bare_places(), "a bare parameter takes part")
+        self.mixing: dict[str, Marks] = {}  # layers whose units meet other units at some place
+        self._join_bare()
         for name, layer in tracer.layers.items():
             for i in range(layer.outputs if layer.is_depthwise else 0):
                 self.join(("emitter", name, i), ("readers", name, i))
-        numbers = tracer.number_units({name: torch.arange(n) for name, n in tracer.units.items()})
+        numbers = tracer.number_units({n: torch.arange(tracer.units[n]) for n in tracer.emitters})
         before_whole = tracer.layers_before_whole() if tracer.whole else {}
         if before_whole:
             self._join_before_whole(before_whole, numbers)
@@ -296,20 +85,38 @@ class _Coupling(DisjointSets[_Node]):
         for name, marks in self._arrivals(others).items():
             self._join_layer(name, marks, numbers)
         for group in _group_disjoint(self.mixing):
-            blocks = tracer.number_blocks(group)
-            for name, marks in group.items():
-                if name in blocks:
-                    self._join_places(name, marks, *blocks[name], self._obstacle(name, marks))
-                else:
-                    reader = numbers.mixed_at(marks)
-                    self._keep(name, marks, f"it mixes with other units before '{reader}'")
+            for name, block in tracer.number_blocks(group).items():
+                marks = self.mixing.pop(name)
+                self._join_places(name, marks, *block, self._obstacle(name, marks))
+        for name, marks in self.mixing.items():
+            reader = numbers.mixed_at(marks)
+            places = {} if self._is_broadcast(name, marks) else marks
+            self._keep(name, places, f"it mixes with other units before '{reader}'")
 
-    def _fix_places(self, marks: _Marks, reason: str) -> None:
+    def _join_bare(self) -> None:
+        """Join entries of tensors of no layer with the units that they belong to.
+
+        A tensor without an axis of units keeps the places that it reaches.
+        """
+        tracer, joined = self.tracer, set[int]()
+        for group in _group_disjoint(self._arrivals(list(tracer.bare))):
+            codes = {name: torch.arange(tracer.units[name]) for name in group}
+            numbers = tracer.number_units(codes)
+            for name, marks in group.items():
+                if marks and numbers.mixed_at(marks) is None:
+                    reason = self._obstacle(name, marks)
+                    self._join_places(name, marks, numbers, codes[name], reason)
+                    joined.add(id(tracer.bare[name].original()))
+        rest = [t for t in tracer.other if id(t) not in joined]
+        if rest:
+            self._fix_places(tracer.bare_places(rest), "a bare parameter takes part")
+
+    def _fix_places(self, marks: Marks, reason: str) -> None:
         for (role, name), mask in marks.items():
             for i in mask.nonzero().flatten().tolist():
                 self.reasons[role, name, i] = reason
 
-    def _arrivals(self, names: list[str]) -> dict[str, _Marks]:
+    def _arrivals(self, names: list[str]) -> dict[str, Marks]:
         """The places that the units of each of these layers reach."""
         codes = torch.tensor([self.tracer.codes[n] for n in names], dtype=torch.long)
         reached = dict(zip(names, self.tracer.number_layers(names).reach(codes), strict=True))
@@ -322,7 +129,7 @@ class _Coupling(DisjointSets[_Node]):
                 arrivals[name] = {place: marks[place] for place in places if place in marks}
         return arrivals
 
-    def _join_before_whole(self, targets: dict[str, str], numbers: _Numbers) -> None:
+    def _join_before_whole(self, targets: dict[str, str], numbers: Numbers) -> None:
         """Keep the layers before modules that take units together, and all that they reach.
 
         Layers of one width are joined by the numbers of their units, as one residual stream.
@@ -332,13 +139,13 @@ class _Coupling(DisjointSets[_Node]):
             widths[self.tracer.units[name]].append(name)
         for width, names in widths.items():
             reached = self.tracer.follow_layers(names)
-            marks = {place: mask for place, mask in reached.items() if place[0] in _ROLES}
+            marks = {place: mask for place, mask in reached.items() if place[0] in ROLES}
             for name in names:
                 reason = self._describe_whole(targets[name])
                 self._join_places(name, marks, numbers, torch.arange(width), reason)
             self._fix_places(marks, self._describe_whole(targets[names[0]]))
 
-    def _join_layer(self, name: str, marks: _Marks, numbers: _Numbers) -> None:
+    def _join_layer(self, name: str, marks: Marks, numbers: Numbers) -> None:
         """Join every unit of a layer with the places that it reaches."""
         mixed = numbers.mixed_at(marks) is not None
         reason = self._obstacle(name, marks, mixed)
@@ -351,7 +158,7 @@ class _Coupling(DisjointSets[_Node]):
             self._keep(name, marks, reason or "it is spread over several units")
 
     def _join_places(
-        self, name: str, marks: _Marks, numbers: _Numbers, codes: Tensor, reason: str | None
+        self, name: str, marks: Marks, numbers: Numbers, codes: Tensor, reason: str | None
     ) -> None:
         """Join units of a layer with places of the same code. Units of one code are a block."""
         first: dict[int, int] = {}
@@ -360,19 +167,19 @@ class _Coupling(DisjointSets[_Node]):
             if reason is not None:
                 self.reasons["emitter", name, unit] = reason
         for (role, target), mask in marks.items():
-            for position in mask.nonzero().flatten().tolist() if role in _ROLES else ():
+            for position in mask.nonzero().flatten().tolist() if role in ROLES else ():
                 code = int(numbers[role, target][1, position])
                 if code in first:
                     self.join(("emitter", name, first[code]), (role, target, position))
 
-    def _keep(self, name: str, marks: _Marks, reason: str) -> None:
+    def _keep(self, name: str, marks: Marks, reason: str) -> None:
         """Keep units that cannot be distinguished. They are joined with places for the notes."""
         count = self.tracer.units[name]
         for i in range(count):
             self.root(("emitter", name, i))
             self.reasons["emitter", name, i] = reason
         for (role, target), mask in marks.items():
-            if role in _ROLES and count > 1:
+            if role in ROLES and count > 1:
                 # Every unit gets equally many places, and the last unit gets the remaining ones.
                 positions = mask.nonzero().flatten().tolist()
                 each = max(len(positions) // count, 1)
@@ -380,10 +187,26 @@ class _Coupling(DisjointSets[_Node]):
                     unit = min(i // each, count - 1)
                     self.join(("emitter", name, unit), (role, target, position))
 
+    def _is_broadcast(self, name: str, marks: Marks) -> bool:
+        """Whether units of a layer are multiplied with all units of places that other layers emit.
+
+        A unit reaches all of them, or one or none of another place.
+        """
+        nodes = ((p[0], p[1], i) for p, m in marks.items() for i in m.nonzero().flatten().tolist())
+        if not all(node in self.parents for node in nodes if node[0] in ROLES):
+            return False
+        last = self.tracer.units[name] - 1
+        for unit in {0, last // 2, last}:
+            reached = self.tracer.follow({name: torch.arange(last + 1) == unit})
+            counts = ((int(m.sum()), int(marks[p].sum())) for p, m in reached.items() if p in marks)
+            if any(count not in (1, every) for count, every in counts):
+                return False
+        return True
+
     def _describe_whole(self, target: str) -> str:
         return f"'{target}' ({type(self.tracer.whole[target]).__name__}) takes its units together"
 
-    def _obstacle(self, name: str, marks: _Marks, mixed: bool = False) -> str | None:
+    def _obstacle(self, name: str, marks: Marks, mixed: bool = False) -> str | None:
         """Why the units of a layer have to stay, or None if they can be removed.
 
         If they are `mixed` with others, it is not yet clear where they end.
@@ -414,9 +237,9 @@ class _Coupling(DisjointSets[_Node]):
         ]
 
 
-def _group_disjoint(layers: dict[str, _Marks]) -> list[dict[str, _Marks]]:
+def _group_disjoint(layers: dict[str, Marks]) -> list[dict[str, Marks]]:
     """Groups of layers whose marks reach no common place."""
-    groups: list[tuple[dict[str, _Marks], set[tuple[str, str]]]] = []
+    groups: list[tuple[dict[str, Marks], set[tuple[str, str]]]] = []
     for name, places in layers.items():
         fitting = (group for group in groups if group[1].isdisjoint(places))
         if (chosen := next(fitting, None)) is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -34,6 +34,7 @@ def convert(
     recipe: BaseRecipe,
     include: Selection | list[Selection] | None = None,
     exclude: Selection | list[Selection] | None = None,
+    example_input: Any = None,
 ) -> Net:
     """Make the weights or features of a model noisy, in place. Its weights become the means.
 
@@ -47,6 +48,7 @@ def convert(
         include: the modules to convert: a glob on the name, a type, a predicate
             `(module, name) -> bool`, or a list of these. By default all supported modules.
         exclude: the modules to leave out, in the same form.
+        example_input: a batch, with which `mc_dropout()` finds and switches dropout in custom code.
 
     Returns:
         The model.
@@ -56,7 +58,7 @@ def convert(
     >>> type(vd.convert(net, vd.sparse_vd(), include="0")[0])
     <class 'vardrop.layers.dense.Linear'>
     """
-    todo = plan(net, recipe, include, exclude)
+    todo = plan(net, recipe, include, exclude, example_input)
     if not todo.changes:
         raise VardropError(
             f"Expected something to convert, but {_explain_empty(net, todo, include)}."
@@ -71,7 +73,9 @@ def convert(
 
 def _explain_empty(net: nn.Module, todo: Plan, include: Selection | list[Selection] | None) -> str:
     if not todo.skips:
-        return "the net has no modules with parameters"
+        quantised = any(".quantized" in type(m).__module__ for m in net.modules())
+        remedy = ": its layers are quantised; convert the model before" if quantised else ""
+        return f"the net has no modules with parameters{remedy}"
     listed = {entry.name for entry in todo.steps}
     bare = [
         f"'{name}' ({type(m).__name__})"

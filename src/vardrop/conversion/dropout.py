@@ -1,8 +1,8 @@
 """The rule of `SwitchDropout`: the dropout that a model already has.
 
-Dropout modules can be switched, and so can dropout in the code of registered classes, such as
-torch's attention and recurrent layers. Dropout in other code cannot be switched. With an example
-input, one pass of the model finds it, and the plan lists it with the reason.
+Dropout modules can be switched, and so can stochastic depth and dropout in the code of registered
+classes, such as torch's attention and recurrent layers. Dropout in other code is found by running
+the model on an example input. It is switched unless the training mode controls more than dropout.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from vardrop.conversion.layers import NoisyLayers
 from vardrop.conversion.rules import ConversionRule, has_parameters
 from vardrop.gates import (
     DROPOUT_TYPES,
+    controls_only_dropout,
     drop_rate,
     find_functional_dropout,
     functional_dropout_rates,
@@ -31,11 +32,14 @@ _SUBCLASS = (
     "for more; call vardrop.gates.register_functional_dropout for it"
 )
 _IN_CODE = (
-    "its own code draws dropout of {rate:g}, which cannot be switched from outside; call a dropout "
-    "module instead, or vardrop.gates.register_functional_dropout({kind}, ...)"
+    "its own code draws dropout of {rate:g}, and its training mode does not control just that; "
+    "call a dropout module instead, or vardrop.gates.register_functional_dropout({kind}, ...)"
 )
 _NO_RATE = "its rate is 0, so it draws nothing"
-_NO_DROPOUT = "the net has no dropout module that draws; give `drop_rate` to gate its layers"
+_NO_DROPOUT = (
+    "the net has no dropout module that draws; pass `example_input` to find dropout in code, or "
+    "give `drop_rate` to gate its layers"
+)
 
 
 def dropout_rule(
@@ -55,11 +59,19 @@ class SwitchedDropout(ConversionRule):
         self.exists = any(drop_rate(m) > 0 for m in modules)
         self.inner = {id(child) for m in modules if is_switchable(m) for child in _inner_dropout(m)}
         self.in_code: dict[int, float] = {}
+        self.mixed: set[int] = set()  # whose training mode does not control just the dropout
 
-    def observe(self, net: nn.Module, example_input: Any) -> None:
+    def observe(self, net: nn.Module, example_input: Any) -> ConversionRule:
         rates = find_functional_dropout(net, example_input)
         names = {id(m): name.replace("_orig_mod.", "") for name, m in net.named_modules()}
         self.in_code = {key: rates[name] for key, name in names.items() if name in rates}
+        always = find_functional_dropout(net, example_input, training=False) if rates else {}
+        for key in self.in_code:
+            name = names[key]
+            if name in always or not controls_only_dropout(net, example_input, (name,)):
+                self.mixed.add(key)
+        self.exists = self.exists or len(self.in_code) > len(self.mixed)
+        return self
 
     def reason(self, module: nn.Module) -> str | None:
         reason = self.dropout_reason(module)
@@ -74,24 +86,25 @@ class SwitchedDropout(ConversionRule):
             return None  # it is switched with its parent
         if base is type(module):
             return "" if drop_rate(module) else _NO_RATE
-        if base is not None:
-            return f"a subclass of {base.__name__} with behaviour of its own"
-        if isinstance(module, Noisy):
-            return None
+        if base is not None or isinstance(module, Noisy):
+            return f"a subclass of {base.__name__} with behaviour of its own" if base else None
         if rate := drop_rate(module):
             return "" if is_switchable(module) else _SUBCLASS.format(rate=rate)
         in_code = self.in_code.get(id(module))
-        kind = type(module).__name__
-        return None if in_code is None else _IN_CODE.format(rate=in_code, kind=kind)
+        if in_code is None or id(module) not in self.mixed:
+            return None if in_code is None else ""
+        return _IN_CODE.format(rate=in_code, kind=type(module).__name__)
 
     def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
-        switched = switched_class(type(module)) if is_switchable(module) else None
-        return DROPOUT_TYPES.get(type(module), switched)
+        if isinstance(module, Noisy):
+            return None
+        return DROPOUT_TYPES.get(type(module)) or switched_class(type(module))
 
     def becomes(self, module: nn.Module) -> str:
         if type(module) in DROPOUT_TYPES:
             return f"vardrop.gates.{DROPOUT_TYPES[type(module)].__name__}, with its own rate"
-        rates = (f"{name}={rate:g}" for name, rate in functional_dropout_rates(module).items())
+        named = functional_dropout_rates(module) or {"in code": self.in_code.get(id(module), 0.0)}
+        rates = (f"{name}={rate:g}" for name, rate in named.items())
         return f"itself, with its dropout ({', '.join(rates)}) under the switch"
 
     def weights(self, module: nn.Module) -> list[Tensor]:
@@ -110,8 +123,9 @@ class _GatesWithoutDropout(NoisyLayers):
         super().__init__(recipe, everywhere)
         self.dropout = dropout
 
-    def observe(self, net: nn.Module, example_input: Any) -> None:
+    def observe(self, net: nn.Module, example_input: Any) -> ConversionRule:
         self.dropout.observe(net, example_input)
+        return self.dropout if self.dropout.exists else self
 
     def reason(self, module: nn.Module) -> str | None:
         return self.dropout.dropout_reason(module) or super().reason(module)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
+import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
@@ -25,6 +27,8 @@ _UNSUPPORTED: dict[type, str] = {
     LazyModuleMixin: "its shape is not known yet; run one batch through the net first",
     nn.EmbeddingBag: "bags reduce rows inside one torch function",
 }
+_NEUTRAL = 1e-3  # how far the mean of a gate may be from one
+_TIED = "its weight is tied, so its gate cannot be folded in; name it with `include` if it is meant"
 
 
 def layer_rule(recipe: Recipe, modules: Sequence[nn.Module], everywhere: bool) -> ConversionRule:
@@ -73,10 +77,14 @@ class NoisyLayers(ConversionRule):
     def tie_reasons(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> Mapping[str, str]:
         """A weight that is also used by a module without support for noise stays plain.
 
-        Modules that are left out by name may be converted later, with the same noise.
+        The mean of a gate cannot be folded into a weight that another module uses too. Modules that
+        are left out by name may be converted later, with the same noise.
         """
         if self.recipe.posterior is None:
-            return {}
+            owners = Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
+            pairs = ((n, w) for n, m in changes.items() for w in self.weights(m))
+            shared = {name for name, weight in pairs if owners[id(weight)] > 1}
+            return dict.fromkeys(shared if self.everywhere else (), _TIED)
         plain = {
             id(parameter): name
             for name, module in net.named_modules()
@@ -116,6 +124,18 @@ class NoisyLayers(ConversionRule):
                     f"{posterior!r} with {prior!r} and {other.posterior!r} with {other.prior!r}. "
                     "Convert them with the same recipe, or untie them."
                 )
+
+    def becomes(self, module: nn.Module) -> str:
+        """A gate whose mean is not one at the start changes the outputs of a trained model."""
+        gate = self.recipe.gate
+        text = super().becomes(module)
+        if gate is None or gate.input_dependent:
+            return text
+        with torch.device("cpu"):  # also inside a block for the meta device
+            mean = gate.unit_mean(gate.initial(1))
+        if mean is None or abs(float(mean.mean()) - 1) < _NEUTRAL:
+            return text
+        return f"{text}, features times {float(mean.mean()):.3g} at the start"
 
     def change(self, module: nn.Module, noise: Ties) -> None:
         r = self.recipe

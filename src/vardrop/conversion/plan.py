@@ -18,6 +18,7 @@ from vardrop.conversion.dropout import dropout_rule
 from vardrop.conversion.last_layer import LastLayer
 from vardrop.conversion.layers import layer_rule
 from vardrop.conversion.rules import ConversionRule, join_names
+from vardrop.layers import register_linear_like
 from vardrop.noisy import enclosed
 from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
 
@@ -46,6 +47,7 @@ def rule_of(
         )
     for module in modules:
         load_integration(type(module))
+        register_linear_like(module)
     return make(recipe, modules, everywhere)
 
 
@@ -171,8 +173,8 @@ def plan(
         include: the modules to convert: a glob on the name, a type, a predicate, or a list of
             these.
         exclude: the modules to leave out, in the same form.
-        example_input: a batch, with which `mc_dropout()` finds dropout in custom code. It runs one
-            pass of a copy. Without it such dropout is not listed.
+        example_input: a batch, with which `mc_dropout()` finds dropout in custom code. It runs a
+            few passes of a copy. Without it such dropout is not listed.
 
     Returns:
         The plan.
@@ -193,7 +195,7 @@ noisy_bias=False)
     check_selection("exclude", exclude, list(modules))
     rule = rule_of(recipe, list(modules.values()), include is None)
     if example_input is not None:
-        rule.observe(net, example_input)
+        rule = rule.observe(net, example_input)
     entries = []
     for name, module in modules.items():
         if (reason := rule.reason(module)) is None:

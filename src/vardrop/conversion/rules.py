@@ -25,8 +25,9 @@ class ConversionRule(ABC):
 
     rewrites: bool = False  # whether existing tensors get other values
 
-    def observe(self, net: nn.Module, example_input: Any) -> None:  # noqa: B027
-        """Run the model on an example, if the reasons depend on it."""
+    def observe(self, net: nn.Module, example_input: Any) -> ConversionRule:
+        """Run the model on an example, if the reasons depend on it, and return the rule to use."""
+        return self
 
     @abstractmethod
     def reason(self, module: nn.Module) -> str | None:

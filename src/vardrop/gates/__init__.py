@@ -6,8 +6,9 @@ from vardrop.gates.beta_bernoulli import BetaBernoulli as BetaBernoulli
 from vardrop.gates.binary import BinaryDropout as BinaryDropout, Standout as Standout
 from vardrop.gates.concrete import ConcreteDropout as ConcreteDropout
 from vardrop.gates.dependent import DependentBetaBernoulli as DependentBetaBernoulli
-from vardrop.gates.find_dropout import check_functional_dropout as check_functional_dropout
+from vardrop.gates.find_dropout import controls_only_dropout as controls_only_dropout
 from vardrop.gates.find_dropout import find_functional_dropout as find_functional_dropout
+from vardrop.gates.find_dropout import find_unswitched_dropout as find_unswitched_dropout
 from vardrop.gates.functional_dropout import SwitchedMode as SwitchedMode, drop_rate as drop_rate
 from vardrop.gates.functional_dropout import functional_dropout_rates as functional_dropout_rates
 from vardrop.gates.functional_dropout import is_switchable as is_switchable

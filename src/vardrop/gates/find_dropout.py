@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Container
+from functools import partial
 from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import PickOutput, call_net, clone_batch, plain_batch
+from vardrop._core.calls import call_net, clone_batch, plain_batch, tensors_in
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
@@ -34,7 +36,9 @@ _NOTE = (
 
 
 @restore_state_on_error
-def find_functional_dropout(net: nn.Module, example_input: Any) -> dict[str, float]:
+def find_functional_dropout(
+    net: nn.Module, example_input: Any, training: bool = True
+) -> dict[str, float]:
     """Find the rates of dropout in custom code, by the name of the innermost module that draws.
 
     It runs one pass of a copy. Classes of other packages that are not registered are in training
@@ -44,6 +48,7 @@ def find_functional_dropout(net: nn.Module, example_input: Any) -> dict[str, flo
     Args:
         net: a model.
         example_input: an input of the model.
+        training: the mode of these classes. False finds dropout that evaluation mode draws too.
 
     Returns:
         The rates by module name.
@@ -57,50 +62,91 @@ def find_functional_dropout(net: nn.Module, example_input: Any) -> dict[str, flo
     {'0': 0.25}
     """
     rates: dict[str, float] = {}
-    for name, _, rate in _dropout_calls(net, example_input, training=True):
+    for name, _, rate in _dropout_calls(net, example_input, training):
         rates[name] = max(rate, rates.get(name, 0.0))
     return rates
 
 
-def check_functional_dropout(net: nn.Module, x: Any) -> None:
-    """Raise an error for custom code with dropout in training mode only: predictions lack it.
+def find_unswitched_dropout(net: nn.Module, x: Any) -> list[str]:
+    """Find custom modules that draw dropout in training mode only, so that predictions lack it.
 
-    A model is checked once, and again after a class or a number among the attributes has changed.
+    A model is searched once, and again after a class or a number among the attributes has changed.
+    An error is raised if the training mode of such a module controls more than dropout.
 
     Args:
         net: a model.
         x: a batch.
+
+    Returns:
+        The names of the modules.
     """
-    net = (
-        net.net if isinstance(net, PickOutput) else net
-    )  # what is picked may differ in training mode
     modules = list(net.modules())
     seen = [(type(m), [v for v in list(vars(m).values()) if type(v) is float]) for m in modules]
-    if _CHECKED.get(net) == seen:
-        return
+    if (checked := _CHECKED.get(net)) is not None and checked[0] == seen:
+        return checked[1]
     custom = any(map(is_custom, modules))
     missed = Counter(_dropout_calls(net, x, training=True) if custom else ())
     if missed:
         missed -= Counter(_dropout_calls(net, x, training=False))
-    for name, kind, rate in missed:
+    names = list(dict.fromkeys(name for name, *_ in missed))
+    if names and not controls_only_dropout(net, x, names):
+        name, kind, rate = next(iter(missed))
         raise VardropError(
             f"Expected dropout that can be switched, but got dropout of {rate:g} in the code of "
-            f"module '{name or '(net)'}' ({kind}), which draws in training mode alone, so that "
-            "predictions would be without it. Call a dropout module instead, such as "
-            f"torch.nn.Dropout({rate:g}); or, where the mode decides on nothing but dropout, call "
+            f"module '{name or '(net)'}' ({kind}), whose training mode controls more than dropout, "
+            "so that predictions would be without it. Call a dropout module instead, such as "
+            f"torch.nn.Dropout({rate:g}); or call "
             f"vardrop.gates.register_functional_dropout({kind}, ...) with its rates."
         )
-    _CHECKED[net] = seen
+    _CHECKED[net] = seen, names
+    return names
 
 
-_CHECKED: WeakKeyDictionary[nn.Module, list[tuple[type[nn.Module], list[float]]]] = (
-    WeakKeyDictionary()
-)
+_Seen = list[tuple[type[nn.Module], list[float]]]
+_CHECKED: WeakKeyDictionary[nn.Module, tuple[_Seen, list[str]]] = WeakKeyDictionary()
+
+
+def controls_only_dropout(net: nn.Module, x: Any, names: Container[str]) -> bool:
+    """Whether the training mode of some modules changes an output by its dropout only.
+
+    With the expected value of every mask, the outputs of both modes are equal then.
+
+    Args:
+        net: a model.
+        x: a batch.
+        names: of the modules.
+
+    Returns:
+        Whether the outputs are equal.
+    """
+    evaluated, trained = (
+        tensors_in(_rehearse(net, x, partial(_is_among, chosen), _expected_mask))
+        for chosen in ((), names)
+    )
+    return len(evaluated) == len(trained) and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+        for a, b in zip(evaluated, trained, strict=True)
+    )
+
+
+def _is_among(names: Container[str], name: str, module: nn.Module) -> bool:
+    return name in names
+
+
+def _expected_mask(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a random function, with the expected value of a mask of dropout."""
+    name = schema(function).name
+    if name == "aten::native_dropout":
+        return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+    if "bernoulli" not in name:
+        return call_with_generator(function, args, kwargs)
+    probability = args[1] if len(args) > 1 else kwargs.get("p", 0.5 if "_" in name else args[0])
+    mask = args[0] if name.endswith("_") else torch.empty_like(args[0])
+    return mask.copy_(torch.as_tensor(probability, dtype=mask.dtype).expand_as(mask))
 
 
 def _dropout_calls(net: nn.Module, x: Any, training: bool) -> list[tuple[str, str, float]]:
     """The custom modules that draw dropout in a pass of a copy: names, classes and rates."""
-    twin, data = clone_modules(net), [(p, p.data) for p in net.parameters()]
     entered: list[tuple[str, str]] = []
     drawn: list[tuple[str, str, float]] = []
 
@@ -110,12 +156,26 @@ def _dropout_calls(net: nn.Module, x: Any, training: bool) -> list[tuple[str, st
             drawn.append((*entered[-1], rate))
         return call_with_generator(function, args, kwargs)
 
-    def leave(*_: object) -> None:
-        entered.pop()
+    _rehearse(net, x, lambda _, module: training and is_custom(module), answer, entered)
+    return drawn
 
+
+def _rehearse(
+    net: nn.Module,
+    x: Any,
+    trains: Callable[[str, nn.Module], bool],
+    answer: Answer,
+    entered: list[tuple[str, str]] | None = None,
+) -> Any:
+    """The output of a pass of a copy with some modules in training mode, which changes nothing.
+
+    `entered` lists the custom modules that are running, with their classes.
+    """
+    twin, data = clone_modules(net), [(p, p.data) for p in net.parameters()]
+    entered = [] if entered is None else entered
     for name, module in twin.named_modules():
         disable_encoder_fastpath(module)
-        module.training = training and is_custom(module)
+        module.training = trains(name, module)
         if isinstance(module, Noisy):
             module.sampling = False
         if is_custom(module):
@@ -123,10 +183,10 @@ def _dropout_calls(net: nn.Module, x: Any, training: bool) -> list[tuple[str, st
                 module._buffers[key] = None if buffer is None else buffer.clone()
             entry = name, type(module).__name__
             module.register_forward_pre_hook(lambda *_, entry=entry: entered.append(entry))
-            module.register_forward_hook(leave)
+            module.register_forward_hook(lambda *_: entered.pop() and None)
     try:
         with torch.no_grad(), draw_from(GeneratorNoise(0)), _Rehearsal(answer, net):
-            call_net(twin, clone_batch(plain_batch(x)))
+            return call_net(twin, clone_batch(plain_batch(x)))
     except Exception as error:
         error.add_note(_NOTE)
         raise
@@ -134,7 +194,6 @@ def _dropout_calls(net: nn.Module, x: Any, training: bool) -> list[tuple[str, st
         for parameter, before in data:
             if parameter.data_ptr() != before.data_ptr():
                 parameter.data = before
-    return drawn
 
 
 class _Rehearsal(RandomOpMode):

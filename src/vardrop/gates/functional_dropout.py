@@ -8,9 +8,10 @@ integrations. `find_dropout.py` finds the dropout of all other classes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import singledispatch
-from typing import ClassVar, SupportsIndex, TypeVar
+from typing import Any, ClassVar, SupportsIndex, TypeVar
 
 from torch import nn
 
@@ -78,8 +79,20 @@ def _new(plain: type[nn.Module]) -> SwitchedMode:
 
 
 @singledispatch
-def _rates_of(module: nn.Module) -> dict[str, float]:
-    return {}
+def _rates_of(module: Any) -> dict[str, float]:
+    """The rates of a class that is not registered: of stochastic depth, such as a `DropPath`.
+
+    A module without tensors and without parts that is named after dropout has noise alone.
+    """
+    parts = (*module.children(), *module.parameters(), *module.buffers())
+    is_torch = isinstance(module, tuple(DROPOUT_TYPES))
+    if parts or is_torch or not _NOISE_NAME.search(type(module).__name__):
+        return {}
+    return {n: v for n, v in vars(module).items() if isinstance(v, float) and _RATE.search(n)}
+
+
+_NOISE_NAME = re.compile("drop|stochastic_?depth", re.IGNORECASE)
+_RATE = re.compile("^(p|rate|prob)$|drop")
 
 
 def register_functional_dropout(

@@ -14,16 +14,18 @@ import_optional("transformers", "huggingface")
 import copy
 import hashlib
 import os
+import re
 import sys
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from inspect import signature
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, pytorch_utils
+from transformers import PreTrainedConfig, PreTrainedModel, pytorch_utils
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.utils.hub import cached_file
@@ -32,6 +34,7 @@ from vardrop._core.checks import check_type
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop._core.integrations import package_of, register_input_check, register_positions
 from vardrop.compression.layer_views import AffineLayout, register_affine, register_sizes
+from vardrop.compression.probes import CODE_ERRORS
 from vardrop.conversion import contents, is_description, noise_names, restore
 from vardrop.gates import register_functional_dropout
 from vardrop.layers import Variational, register_layer
@@ -298,29 +301,12 @@ def _file_in(path: str | os.PathLike[str], name: str, options: Mapping[str, obje
         ) from missing
 
 
-# Sizes that a config has once for all layers: the name, the layers with this size, its attribute.
-_UNITS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
-    "distilbert": ("hidden_dim", "ffn.lin1", "out_features"),
-    "gpt2": ("n_inner", "mlp.c_fc", "nf"),
-    "t5": ("d_ff", ".wo", "in_features"),
-}
-# Of most other models, such as BERT, Llama, Qwen, Gemma, Mistral and ViT.
-_USUAL_UNITS = (
-    "intermediate_size", ("intermediate.dense", "mlp.gate_proj", "mlp.fc1"), "out_features"
-)  # fmt: skip
-# The same for heads, if the config has the width of a head. Their number is the size over it.
-_HEADS = {
-    "llama": {"num_attention_heads": "self_attn.q_proj", "num_key_value_heads": "self_attn.k_proj"},
-    "t5": {"num_heads": "Attention.q"},
-    "vit": {"num_attention_heads": "attention.q_proj"},
-}
-
-
 def fit_config(model: PreTrainedModel) -> PreTrainedModel:
     """Set the sizes in the config of a shrunken model, so that `from_pretrained` can load it.
 
-    A config has one number of feed-forward units for all layers. If it has the width of a head
-    (Llama, ViT, T5), it also has one number of heads. If layers differ, or the config cannot
+    Numbers of the config that lead to the new shapes are found by trying them, for every type of
+    model. A config has one number of feed-forward units for all layers. If it has the width of a
+    head (Llama, ViT, T5), it also has one number of heads. If layers differ, or the config cannot
     express a size, an error is raised. Use `vardrop.save` then.
 
     Args:
@@ -338,36 +324,73 @@ def fit_config(model: PreTrainedModel) -> PreTrainedModel:
     5
     """
     check_type("model", model, PreTrainedModel, "a model of transformers")
-    kind = model.config.model_type
-    sizes = _sizes(model, kind)
     config = copy.deepcopy(model.config)
-    config.update(sizes)
-    with torch.device("meta"):
-        fresh = type(model)(config).state_dict()
-    for name, tensor in model.state_dict().items():
-        if name not in fresh or fresh[name].shape != tensor.shape:
+    wrong = _wrong_shapes(model, config)
+    while wrong:
+        trials = ((attempt, _wrong_shapes(model, attempt)) for attempt in _attempts(config, wrong))
+        config, left = min(trials, key=lambda trial: len(trial[1]), default=(config, wrong))
+        if len(left) >= len(wrong):
+            name, (_, shape) = next(iter(wrong.items()))
             raise VardropError(
-                f"Expected sizes that the config of a {kind} model can express, but got "
-                f"'{name}' of shape {tuple(tensor.shape)}. Use vardrop.save(model, path) and "
+                f"Expected sizes that the config of a {config.model_type} model can express, but "
+                f"got '{name}' of shape {shape}. Use vardrop.save(model, path) and "
                 "vardrop.load(path, into=...)."
             )
-    model.config.update(sizes)
+        wrong = left
+    for part, fitted in zip(_parts(model.config), _parts(config), strict=True):
+        numbers = {name: size for name, size in vars(fitted).items() if type(size) is int}
+        vars(part).update(numbers)
     return model
 
 
-def _sizes(model: PreTrainedModel, kind: str) -> dict[str, int]:
-    """The sizes for the config, from the first layer with each size."""
+_Shapes = dict[str, tuple[tuple[int, ...], tuple[int, ...]]]  # of a config and of the model
 
-    def layer_sizes(layers: str | tuple[str, ...], size: str) -> list[int]:
-        return [getattr(m, size) for name, m in model.named_modules() if name.endswith(layers)]
 
-    config = model.config
-    name, layers, size = _UNITS.get(kind, _USUAL_UNITS)
-    units = layer_sizes(layers, size)
-    sizes = {name: units[0]} if units and hasattr(config, name) else {}
-    if kind in _HEADS:
-        even_width = config.hidden_size // config.num_attention_heads
-        width = config.d_kv if kind == "t5" else getattr(config, "head_dim", None) or even_width
-        sizes |= {n: layer_sizes(at, "out_features")[0] // width for n, at in _HEADS[kind].items()}
-        sizes |= {} if kind == "t5" else {"head_dim": width}
-    return sizes
+def _wrong_shapes(model: PreTrainedModel, config: Any) -> _Shapes:
+    """The tensors that have another shape in a new model with a config, with both shapes."""
+    fresh: dict[str, Tensor] = {}
+    try:
+        with torch.device("meta"):
+            twin = type(model)(copy.deepcopy(config))
+        if _head_widths(twin) == _head_widths(model):
+            fresh = twin.state_dict()
+    except CODE_ERRORS:  # sizes that do not fit together
+        fresh = {}
+    shapes = {name: tuple(tensor.shape) for name, tensor in fresh.items()}
+    pairs = {n: (shapes.get(n, ()), tuple(t.shape)) for n, t in model.state_dict().items()}
+    return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
+
+
+def _head_widths(model: nn.Module) -> list[object]:
+    """The widths of heads, which cannot change."""
+    names = ("head_dim", "key_value_proj_dim", "attention_head_size")
+    return [vars(module).get(name) for module in model.modules() for name in names]
+
+
+def _parts(config: Any) -> list[Any]:
+    """A config and the configs inside."""
+    inner = (part for part in vars(config).values() if isinstance(part, PreTrainedConfig))
+    return [config, *(part for child in inner for part in _parts(child))]
+
+
+def _attempts(config: Any, wrong: _Shapes) -> Iterator[Any]:
+    """Configs with one number changed in proportion to sizes that differ.
+
+    The width of a head is fixed with the number of heads.
+    """
+    pairs = {p for old, new in wrong.values() for p in zip(old, new, strict=False) if p[0] != p[1]}
+    for place, part in enumerate(_parts(config)):
+        for name, number in vars(part).items():
+            if type(number) is int and number > 1:
+                even = (p for p in pairs if p[0] % number == 0 and number * p[1] % p[0] == 0)
+                sizes = {number * new // old for old, new in even} - {0}
+            else:
+                derived = number is None and re.search("inner|ffn|size|dim", name)
+                sizes = {new for _, new in pairs} if derived else set()
+            head = getattr(part, "hidden_size", 0) // (number or 1) if "head" in name else 0
+            for size, width in product(sizes, {0, head}):
+                attempt = copy.deepcopy(config)
+                vars(_parts(attempt)[place]).update(
+                    {name: size} | ({"head_dim": width} if width else {})
+                )
+                yield attempt

@@ -11,6 +11,7 @@ from vardrop.layers.conv import ConvTranspose1d as ConvTranspose1d
 from vardrop.layers.conv import ConvTranspose2d as ConvTranspose2d
 from vardrop.layers.conv import ConvTranspose3d as ConvTranspose3d
 from vardrop.layers.dense import Bilinear as Bilinear, Embedding as Embedding, Linear as Linear
+from vardrop.layers.linear_like import LinearLike as LinearLike, linear_like_class, linear_sizes
 from vardrop.layers.recurrent import GRU as GRU, LSTM as LSTM, RNN as RNN, GRUCell as GRUCell
 from vardrop.layers.recurrent import LSTMCell as LSTMCell, RNNCell as RNNCell
 
@@ -63,6 +64,16 @@ def register_layer(plain: type[nn.Module], noisy: type[Variational]) -> None:
             "second registration. Derive a type of your own from it."
         )
     NOISY_TYPES[plain] = noisy
+
+
+def register_linear_like(module: nn.Module) -> None:
+    """Register the class of a dense layer of another library, such as PyTorch Geometric's.
+
+    Args:
+        module: any module. Modules that compute something else are left alone.
+    """
+    if type(module) not in NOISY_TYPES and (sizes := linear_sizes(module)) is not None:
+        register_layer(type(module), linear_like_class(type(module), sizes))
 
 
 def plain_types() -> dict[type[Variational], type[nn.Module]]:

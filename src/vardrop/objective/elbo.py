@@ -83,6 +83,8 @@ class ELBO(nn.Module):
             it in between. The gradient is exact at every step. Saves time on large dense models.
         output: selects the tensor from the output of the model. By default the output itself, or
             its `logits`.
+        batched: False if the inputs are not split into examples, such as a graph. Named inputs may
+            then have different lengths.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
@@ -107,6 +109,7 @@ class ELBO(nn.Module):
         samples: int = 1,
         kl_value_every: int = 1,
         output: Callable[[Any], Tensor] | None = None,
+        batched: bool = True,
     ) -> None:
         super().__init__()
         check_net(net)
@@ -134,7 +137,7 @@ class ELBO(nn.Module):
                 f"{likelihood!r}."
             )
         self.net, self.likelihood, self.output = net, likelihood, output
-        self.num_data, self.samples = num_data, samples
+        self.num_data, self.samples, self.batched = num_data, samples, batched
         self._loss_is_checked, self._has_kl = isinstance(likelihood, Likelihood), has_noise(net)
         self.kl_value_every, self._step = kl_value_every, 0
         self.register_buffer("beta", torch.tensor(float(beta)))
@@ -201,7 +204,9 @@ class ELBO(nn.Module):
         """The loss without the KL, the NLL and the parts of a head, for one draw."""
         traced = torch.compiler.is_compiling() or in_transform()
         x = plain_batch(x)
-        if isinstance(x, Mapping) and not traced:  # a check of values would break the graph
+        if (
+            self.batched and isinstance(x, Mapping) and not traced
+        ):  # a check of values would break the graph
             check_named(x)
         if head is not None:
             parts = self._head_parts(x, y, weight, head)

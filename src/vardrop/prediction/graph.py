@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vardrop._core.calls import tensors_in
 from vardrop._core.errors import VardropError
+from vardrop._core.torch_private import PlainAttention
 from vardrop.functional import TensorNoise, draw_from
 from vardrop.prediction.moments import MomentDraws, Moments
 from vardrop.prediction.row_plan import RowPlan, run_suffix
@@ -62,12 +63,12 @@ class Graph(nn.Module):
             self.input_names = list(signature(predictor.net.forward).parameters)[: len(x)]
         self.likelihood = predictor.likelihood
         if isinstance(strategy, RowDraws):
-            self.plan = _check_plan(strategy.plan(x))
+            self.plan = strategy.plan(x)
             self.model = nn.ModuleList(p for p in self.plan.split if isinstance(p, nn.Module))
-            self.takes_noise = takes_noise
+            self.takes_noise = takes_noise and self.plan.noise is not None
         elif isinstance(strategy, MemberDraws):
             self.model = nn.ModuleList(_check_members(strategy))
-        elif isinstance(strategy, LoopDraws) and not strategy.noise:
+        elif isinstance(strategy, LoopDraws):
             self.model = nn.ModuleList([strategy.net])
         elif isinstance(strategy, MomentDraws):
             self.model = nn.ModuleList([strategy.net])
@@ -77,8 +78,14 @@ class Graph(nn.Module):
             self.register_buffer("normal", normal)
         else:
             raise VardropError(
-                f"Export is not supported for {strategy.describe(x)}. "
-                'Freeze with mode="moments", or predict in Python.'
+                f"Export is not supported for {strategy.describe(x)}. Export drawn functions as "
+                "members: vardrop.Ensemble(vardrop.draws(net, samples))."
+            )
+        has_noise = not isinstance(strategy, MomentDraws | MemberDraws) and predictor.mode != "mean"
+        if takes_noise and has_noise and not self.takes_noise:
+            raise VardropError(
+                f"noise='input' is not supported for {strategy.describe(x)}, or for code that "
+                "calls random functions of torch. Pass noise='runtime'."
             )
         if self.takes_noise:
             self.input_names = [*self.input_names, "noise"]
@@ -111,9 +118,11 @@ class Graph(nn.Module):
             output = self.strategy.propagate(x)
             draws = torch.addcmul(output.mean, output.variance.sqrt(), self.normal)
         elif isinstance(self.strategy, MemberDraws | LoopDraws):
-            draws = torch.cat(list(self.strategy.draws(x, self.predictor.samples)))
+            with PlainAttention(), draw_from(TensorNoise(_draw_normal)):
+                draws = torch.cat(list(self.strategy.draws(x, self.predictor.samples)))
         else:
-            draws = self._draw_rows(x, args[0], noise)
+            with PlainAttention():
+                draws = self._draw_rows(x, args[0], noise)
         p = self.predictor.reduce(draws, output)
         tensors = self.predictor.select_outputs(p, self.output_names)
         pairs = zip(self.output_names, tensors, strict=True)
@@ -129,20 +138,32 @@ class Graph(nn.Module):
     def _draw_rows(self, x: GraphInput, first: Tensor, noise: Tensor | None) -> Tensor:
         """Outputs of all draws as further examples of one pass, (samples, N, ...)."""
         assert isinstance(self.strategy, RowDraws)
-        if noise is None:
-            noise = torch.randn(self._noise_shape(first))
-        flat, start = noise.flatten(0, 1), 0
-
-        def take(shape: Sequence[int]) -> Tensor:
-            nonlocal start
-            width = math.prod(shape[1:])
-            piece, start = flat.narrow(1, start, width), start + width
-            return piece.reshape(-1, *shape[1:])
-
+        take = _draw_normal
+        if self.plan.noise is not None:
+            noise = torch.randn(self._noise_shape(first)) if noise is None else noise
+            take = _Slices(noise.flatten(0, 1))
         with draw_from(TensorNoise(take)):
             values = self.plan.split.prefix(x)
             y = self.strategy.pick(run_suffix(self.plan, values, self.predictor.samples))
-        return y.unflatten(0, noise.shape[:2])
+        return y.reshape(self.predictor.samples, first.shape[0], *y.shape[1:])
+
+
+def _draw_normal(shape: Sequence[int]) -> Tensor:
+    """Standard normal noise that the runtime draws."""
+    return torch.randn(tuple(shape))
+
+
+class _Slices:
+    """Consecutive parts of noise (draws, F)."""
+
+    def __init__(self, noise: Tensor) -> None:
+        self.noise, self.start = noise, 0
+
+    def __call__(self, shape: Sequence[int]) -> Tensor:
+        width = math.prod(shape[1:])
+        piece = self.noise.narrow(1, self.start, width)
+        self.start += width
+        return piece.reshape(-1, *shape[1:])
 
 
 def _check_members(strategy: MemberDraws) -> list[nn.Module]:
@@ -158,12 +179,3 @@ def _check_members(strategy: MemberDraws) -> list[nn.Module]:
 def to_tensors(x: GraphInput) -> tuple[Tensor, ...]:
     """The tensors of a batch in the order of the model's arguments."""
     return tuple(x.values()) if isinstance(x, Mapping) else x if isinstance(x, tuple) else (x,)
-
-
-def _check_plan(plan: RowPlan) -> RowPlan:
-    if plan.noise is None:
-        raise VardropError(
-            "Export is not supported for a model whose code calls random functions of torch. "
-            'Freeze with mode="moments", or predict in Python.'
-        )
-    return plan

@@ -14,8 +14,9 @@ from vardrop._core.errors import VardropError
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.prediction.conformal import Conformal
 from vardrop.prediction.eval_copy import copy_tensors
+from vardrop.prediction.inputs import BatchOrLoader
 from vardrop.prediction.prediction import Prediction
-from vardrop.prediction.predictor import BatchOrLoader, Draw, Mode, Predictor
+from vardrop.prediction.predictor import Draw, Mode, Predictor
 
 
 def predict(
@@ -31,6 +32,7 @@ def predict(
     tolerance: float | None = None,
     keep: int | None = None,
     output: Pick | None = None,
+    batched: bool = True,
     progress: bool | None = None,
 ) -> Prediction:
     """The predictive distribution of a noisy model: p(y | x) = E_w p(y | x, w).
@@ -62,6 +64,9 @@ def predict(
             (of each mean value in regression) is below it.
         keep: number of draws to keep for intervals and for densities of values; all by default.
         output: picks the tensor from the model's output, such as `lambda out: out[0]`.
+        batched: False for one input that is not split into examples, such as a graph or a list of
+            graphs: a tensor, a tuple of arguments, a dictionary of named arguments, or any object
+            that the model takes. Every draw is then one pass.
         progress: show a progress line on standard error; None shows it on a terminal.
 
     Returns:
@@ -78,7 +83,7 @@ def predict(
     """
     predictor = Predictor(
         net, samples, mode=mode, draw=draw, likelihood=likelihood, memory=memory,
-        tolerance=tolerance, keep=keep, output=output,
+        tolerance=tolerance, keep=keep, output=output, batched=batched,
     )  # fmt: skip
     predictor.is_kept = False
     return predictor(x, seed, progress)
@@ -134,6 +139,7 @@ def freeze(
     level: float = 0.95,
     memory: int = 2**28,
     output: Pick | None = None,
+    batched: bool = True,
 ) -> Predictor:
     """Copy a trained model into a `Predictor` with constant tensors, to serve or to export.
 
@@ -153,6 +159,7 @@ def freeze(
         level: of the interval without such a rule.
         memory: bytes that draws may take at once.
         output: picks the tensor from the model's output.
+        batched: as for `predict`.
 
     Returns:
         A `Predictor` that owns its copy of the model.
@@ -176,7 +183,7 @@ def freeze(
     fixed = copy.deepcopy(meaning.frozen_copy()).requires_grad_(False)
     predictor = Predictor(
         net, samples, mode=mode, draw=draw, likelihood=fixed, conformal=conformal, level=level,
-        memory=memory, output=output,
+        memory=memory, output=output, batched=batched,
     )  # fmt: skip
     predictor.replace_net(copy_tensors(model))
     return predictor

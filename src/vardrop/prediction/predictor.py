@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,20 +18,18 @@ from vardrop._core.calls import (
     Batch,
     Pick,
     call_net,
-    check_named,
-    map_tensors,
     num_examples,
     output_tensor,
     plain_batch,
     split_batch,
-    tensors_in,
 )
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type
 from vardrop._core.errors import VardropError, report_arguments
+from vardrop._core.modules import clone_modules
 from vardrop._core.progress import ProgressLine
 from vardrop._core.sharding import forward_method, is_model_sharded
 from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
-from vardrop.gates import Gate, check_functional_dropout
+from vardrop.gates import Gate, find_unswitched_dropout, switched_class
 from vardrop.layers import Variational
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.noisy import evaluating, named_modules_of, sampling
@@ -46,6 +42,7 @@ from vardrop.prediction.eval_copy import (
 )
 from vardrop.prediction.functions import draws, resolve_seed
 from vardrop.prediction.graph import Graph, GraphInput, NoiseInput
+from vardrop.prediction.inputs import BatchOrLoader, device_of, input_batches, one_input
 from vardrop.prediction.moments import MomentDraws, Moments
 from vardrop.prediction.prediction import Prediction, Summary, concatenate
 from vardrop.prediction.row_plan import NotRowwiseError
@@ -59,7 +56,6 @@ from vardrop.prediction.strategies import (
 )
 
 Mode = Literal["sample", "mean", "moments"]
-BatchOrLoader = Tensor | Mapping[str, object] | Iterable[Any]
 Draw = Literal["estimator", "local", "functions"]
 _SETTLING = 32  # draws between two checks of the tolerance
 _CLASS_OUTPUTS = ("probs", "aleatoric", "epistemic", "entropy", "lower", "upper")
@@ -79,7 +75,7 @@ class Predictor(nn.Module):
     Args:
         net: as for `vardrop.predict`.
         samples: number of draws.
-        mode, draw, likelihood, memory, tolerance, keep, output: as for `vardrop.predict`.
+        mode, draw, likelihood, memory, tolerance, keep, output, batched: as for `vardrop.predict`.
         conformal: a rule of `vardrop.conformal`, fitted on predictions of the same mode. It then
             gives the interval, or sets of classes.
         level: of the interval without such a rule.
@@ -114,6 +110,7 @@ class Predictor(nn.Module):
         tolerance: float | None = None,
         keep: int | None = None,
         output: Pick | None = None,
+        batched: bool = True,
     ) -> None:
         super().__init__()
         check_choice("mode", mode, ("sample", "mean", "moments"))
@@ -138,7 +135,7 @@ class Predictor(nn.Module):
         self.likelihood = meaning.frozen_copy()
         self.samples, self.mode, self.draw, self.memory = samples, mode, draw, memory
         self.conformal, self.level, self.units = conformal, level, units
-        self.tolerance, self.keep = tolerance, keep
+        self.tolerance, self.keep, self.batched = tolerance, keep, batched
         if units is not None and meaning.class_axis is None:
             self.unit_likelihood = copy.deepcopy(self.likelihood).double().scaled(units[1])
         else:
@@ -154,6 +151,7 @@ class Predictor(nn.Module):
         self._fallback: DrawStrategy | None = None  # for inputs that the strategy cannot run
         self.__dict__["_snapshot"] = None
         self._unchecked = self.mode != "mean" and not is_model_sharded(self.net)
+        self._in_code: list[str] = []  # modules whose dropout is switched in the copy
 
     def _check_net(self) -> None:
         if self.mode != "mean":
@@ -214,9 +212,12 @@ class Predictor(nn.Module):
             noise = draw_from(GeneratorNoise(seed or 0))  # the same numbers for every example
         elif self.mode == "sample" or has_untracked_randomness(self.net):
             noise = draw_from(GeneratorNoise(resolve_seed(seed)))
-        total = num_examples(plain_batch(x)) if isinstance(x, Tensor | Mapping) else None
+        total = None
+        if self.batched and isinstance(x, Tensor | Mapping):
+            total = num_examples(plain_batch(x))
+        inputs = input_batches if self.batched else one_input
         with ProgressLine("predict", total, progress) as line:
-            for batch in input_batches(device_of(self.net), x):
+            for batch in inputs(device_of(self.net), x):
                 yield self._predict_batch(batch, seed, noise, line)
 
     @report_arguments("x")
@@ -227,15 +228,18 @@ class Predictor(nn.Module):
         with noise, torch.no_grad():
             self._check_dropout(x)
             strategy = self.strategy_for(x, seed)
-            size, predictions = strategy.max_examples(x, self.samples), []
-            for part in (x,) if size >= num_examples(x) else split_batch(x, size):
+            parts: Iterable[Batch] = (x,)
+            if self.batched and (size := strategy.max_examples(x, self.samples)) < num_examples(x):
+                parts = split_batch(x, size)
+            predictions = []
+            for part in parts:
                 predictions.append(self._predict_part(strategy, part))
                 line.advance(len(predictions[-1]))
         return concatenate(predictions)
 
     def _predict_part(self, strategy: DrawStrategy, x: Batch) -> Prediction:
         """Draw outputs until there are enough, and reduce them."""
-        count = num_examples(x)
+        count = num_examples(x) if self.batched else None
         if isinstance(strategy, MomentDraws):
             output = strategy.propagate(x)
             p = self.reduce(strategy.draw_output(output, self.samples), output)
@@ -243,7 +247,7 @@ class Predictor(nn.Module):
             keep = self.samples if self.keep is None else min(self.keep, self.samples)
             summary = Summary(self.likelihood, keep)
             for block in strategy.draws(x, self.samples):
-                if block.dim() < 2 or block.shape[1] != count:
+                if block.dim() < 2 or (self.batched and block.shape[1] != count):
                     raise VardropError(
                         f"Expected the output to have {count} rows as the input has, but got shape "
                         f"{tuple(block.shape[1:])}."
@@ -270,9 +274,9 @@ class Predictor(nn.Module):
         return p
 
     def _check_dropout(self, x: Batch) -> None:
-        """Raise an error at the first batch if the model has dropout that draws would lack."""
+        """Find at the first batch the dropout in code, which draws in training mode only."""
         if self._unchecked:
-            check_functional_dropout(self.net, x)
+            self._in_code = find_unswitched_dropout(self.net, x)
             self._unchecked = False
 
     def strategy_for(self, x: Batch, seed: int | None = None) -> DrawStrategy:
@@ -302,11 +306,16 @@ class Predictor(nn.Module):
     @property
     def _model(self) -> nn.Module:
         """The model, or in a predictor that is kept its state at the first call."""
-        if not self.is_kept or "net" in self._modules or is_model_sharded(self.net):
-            return self.net
-        if self._snapshot is None:
-            self.__dict__["_snapshot"] = copy_tensors(self.net)
-        return self._snapshot  # type: ignore[return-value]
+        net = self.net
+        if self.is_kept and "net" not in self._modules and not is_model_sharded(net):
+            if self._snapshot is None:
+                self.__dict__["_snapshot"] = copy_tensors(net)
+            net = cast(nn.Module, self._snapshot)
+        if self._in_code:
+            net = clone_modules(net)
+            for module in map(net.get_submodule, self._in_code):
+                module.__class__ = switched_class(type(module))  # type: ignore[assignment]
+        return net
 
     def _make_strategy(self) -> DrawStrategy:
         if is_model_sharded(self.net):
@@ -317,6 +326,9 @@ class Predictor(nn.Module):
             return LoopDraws.of_copy(self._model, self.pick, "", noise=False)
         if self.draw == "functions" or (self.draw == "estimator" and draws_functions(self._model)):
             return FunctionDraws(self._model, self.pick)
+        if not self.batched:
+            reason, local = "its input is not split into examples", self.draw == "local"
+            return LoopDraws.of_copy(self._model, self.pick, reason, local=local)
         options = {} if self.tolerance is None else {"most": _SETTLING}
         return RowDraws(self._model, self.pick, self.memory, self.draw == "local", **options)
 
@@ -411,43 +423,3 @@ class Predictor(nn.Module):
             "level": str(self.level if self.conformal is None else self.conformal.level),
         }
         return entries if self.conformal is None else {**entries, "conformal": repr(self.conformal)}
-
-
-def device_of(net: nn.Module) -> torch.device | None:
-    """The device of the first tensor of a model; None if it has none."""
-    tensor = next(chain(net.parameters(), net.buffers()), None)
-    return None if tensor is None else tensor.device
-
-
-def input_batches(device: torch.device | None, data: BatchOrLoader) -> Iterator[Batch]:
-    """Yield the checked inputs of one batch or of a loader, on a device."""
-    count = 0
-    with report_arguments("x"):
-        batches = iter([data] if isinstance(data, Tensor | Mapping) else data)
-    for batch in batches:
-        x = plain_batch(batch[0] if isinstance(batch, tuple | list) and batch else batch)
-        if not tensors_in(x):
-            raise VardropError(
-                "Expected `x` to be a tensor, a dictionary of tensors, or batches of them, but got "
-                f"{type(data).__name__} of {type(batch).__name__}. Convert it with torch.as_tensor."
-            )
-        _check_values(x)
-        count += 1
-        yield x if device is None else map_tensors(lambda t: t.to(device), x)
-    if count == 0:
-        raise VardropError("Expected `x` to give at least one batch, but got an empty loader.")
-
-
-@report_arguments("x")
-def _check_values(x: Batch) -> None:
-    if num_examples(x) == 0:
-        raise VardropError("Expected `x` to have rows, but got none.")
-    check_named(x)
-    named = x if isinstance(x, Mapping) else {"x": x}
-    for name, tensor in ((n, t) for n, part in named.items() for t in tensors_in(part)):
-        # The sum is cheap. It is finite unless a value is not finite, or it overflows.
-        masks = tensor.is_floating_point() and "mask" not in name  # which may hold -infinity
-        if masks and not (math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())):
-            bad = int((~tensor.isfinite()).sum())
-            text = f"Expected `{name}` to be finite, but got {bad} values that are NaN or infinite"
-            raise VardropError(f"{text}. Clean the input first.")

@@ -1,0 +1,305 @@
+"""Follow marked units of a model from the layers that emit them to the layers that read them."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from vardrop._core.calls import tensors_in
+from vardrop._core.torch_private import PlainAttention
+from vardrop.compression.layer_views import (
+    AffineView,
+    BareUnits,
+    Units,
+    affine_layers,
+    bare_units,
+    layout_of,
+    unit_modules,
+)
+from vardrop.compression.probes import Inputs, hooks, run
+
+# Marked units by role and module. Readers and carriers distinguish units. A module that takes all
+# units together ("whole") and the output of the model ("output") count as one unit.
+Marks = dict[tuple[str, str], Tensor]
+ROLES = ("readers", "carriers")
+
+
+class Tracer:
+    """Follows marked units of a plain model from the layers that emit them to their readers."""
+
+    def __init__(self, net: nn.Module, inputs: Inputs, advance: Callable[[], None]) -> None:
+        self.net, self.inputs, self.advance = net, inputs, advance
+        self.layers, modules = affine_layers(net), unit_modules(net)
+        self.carriers = {n: u for n, u in modules.items() if not u.layout.emits and u.outputs > 1}
+        tables = {n: u for n, u in modules.items() if u.layout.emits and type(u) is not BareUnits}
+        self.emitters: dict[str, AffineView | Units] = {**self.layers, **tables}
+        self.bare: dict[str, BareUnits] = {}  # tensors of no layer, by name and axis
+        self.other: list[Tensor] = []  # the remaining tensors of modules that also contain layers
+        self.whole: dict[str, nn.Module] = {}  # modules with tensors of an unknown layout
+        for name, module in net.named_modules():
+            tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+            if tensors and all(layout_of(part) is None for part in module.modules()):
+                self.whole[name] = module
+            elif layout_of(module) is None:
+                self.other += [t for t in tensors if t.is_floating_point() and t.numel() > 1]
+        for name in self._elementwise():
+            module = self.whole.pop(name)
+            self.other += [t for t in (*module.parameters(), *module.buffers()) if t.numel() > 1]
+        kept = {id(module) for module in self.whole.values()}
+        self.bare = {n: u for n, u in bare_units(net).items() if id(u.layer) not in kept}
+        views = {**self.emitters, **self.bare}
+        self.units = {name: view.outputs for name, view in views.items()}
+        # Gray codes: neighbours differ in one binary digit, and layers that meet are neighbours.
+        self.codes = {name: i ^ (i >> 1) for i, name in enumerate(views)}
+
+    def _elementwise(self) -> list[str]:
+        """Modules of an unknown layout that treat every unit separately, such as a `LayerScale`."""
+        verdicts: dict[str, list[bool]] = defaultdict(list)
+
+        def compare(name: str, module: nn.Module, args: Inputs, output: object) -> None:
+            verdicts[name].append(_keeps_marks(module, args, output))
+
+        leaves = {n: m for n, m in self.whole.items() if not any(True for _ in m.children())}
+        with hooks(*(m.register_forward_hook(partial(compare, n)) for n, m in leaves.items())):
+            run(self.net, self.inputs)
+        return [name for name, calls in verdicts.items() if all(calls)]
+
+    def follow(self, sources: dict[str, Tensor], until_whole: bool = False) -> Marks:
+        """Mark units (a mask per layer) and return the places that they reach.
+
+        With `until_whole` a module that takes units together ends all marks that reach it.
+        """
+        marks: Marks = {}
+        handles: list[RemovableHandle] = []
+        for name, module in self.whole.items():
+            handles += _keep_in_place(("whole", name), module, marks, until_whole)
+        for name, mask in sources.items():
+            if name in self.bare:
+                continue
+            view = self.emitters[name]
+            handles.append(view.layer.register_forward_hook(partial(_mark, mask, view.axis)))
+        for role, views in (("carriers", self.carriers), ("readers", self.layers)):
+            for name, view in views.items():
+                note = partial(_note, (role, name), view.axis, marks, role == "readers")
+                handles.append(view.layer.register_forward_pre_hook(note))
+        with hooks(*handles), PlainAttention(), self._marked_tensors(sources):
+            returned = run(self.net, self.inputs)
+        self.advance()
+        if any(bool(t.isnan().any()) for t in returned if t.is_floating_point()):
+            marks["output", ""] = torch.ones(1, dtype=torch.bool)
+        return marks
+
+    def follow_layers(self, names: Iterable[str]) -> Marks:
+        """The places that the units of these layers reach."""
+        return self.follow({n: torch.ones(self.units[n], dtype=torch.bool) for n in names})
+
+    def number_layers(self, names: Iterable[str], until_whole: bool = False) -> Numbers:
+        """The codes of the layers that reach every place."""
+        codes = {name: torch.full((self.units[name],), self.codes[name]) for name in names}
+        return self.number_units(codes, until_whole)
+
+    def number_units(self, codes: dict[str, Tensor], until_whole: bool = False) -> Numbers:
+        """The codes of the units that reach every place. Each digit takes two passes."""
+        numbers = Numbers()
+        largest = max((int(code.max()) for code in codes.values()), default=0)
+        for digit in range(max(largest.bit_length(), 1) if codes else 0):
+            for bit in (0, 1):
+                sources = {n: (code >> digit) % 2 == bit for n, code in codes.items()}
+                for place, mask in self.follow(sources, until_whole).items():
+                    digits = numbers.setdefault(place, torch.zeros(2, len(mask), dtype=torch.long))
+                    digits[bit] |= mask.long() << digit
+        return numbers
+
+    def layers_before_whole(self) -> dict[str, str]:
+        """The last layers before a module that takes units together, with the name of that module.
+
+        Marks end there, so every such module of a residual stream sees only the layers after the
+        module before it.
+        """
+        numbers = self.number_layers(self.emitters, until_whole=True)
+        single = {
+            target: int(ones)
+            for (role, target), (zeros, ones) in numbers.items()
+            if role == "whole" and not bool(zeros & ones)
+        }
+        names = {code: name for name, code in self.codes.items()}
+        norms_of_heads = [
+            t for t, code in single.items() if self._width(t) < self.units[names[code]]
+        ]
+        if norms_of_heads:  # marks spread within a head
+            for target in norms_of_heads:
+                del self.whole[target]
+            return self.layers_before_whole()
+        targets: dict[str, str] = {}
+        for target, code in single.items():
+            targets.setdefault(names[code], target)
+        return targets
+
+    def _width(self, target: str) -> int:
+        """The number of units that a module takes together."""
+        widths = [t.shape[-1] for t in self.whole[target].parameters() if t.dim()]
+        return max(widths, default=sys.maxsize)
+
+    def number_blocks(self, layers: dict[str, Marks]) -> dict[str, tuple[Numbers, Tensor]]:
+        """Number the units of layers that mix only within blocks of one size.
+
+        Such blocks are heads, and the equal parts that a layer emits (gates of a recurrent layer,
+        queries, keys and values in one tensor). No two layers may reach one place.
+        """
+        origin = self.follow({n: torch.arange(self.units[n]) == 0 for n in layers})
+        waiting = {n: _partitions(self.units[n]) for n in layers}
+        codes: dict[str, Tensor] = {}
+        while waiting:
+            attempts = {n: next(partitions, None) for n, partitions in waiting.items()}
+            others = self.follow({n: c != 0 for n, c in attempts.items() if c is not None})
+            for name, code in attempts.items():
+                both = (p for p in layers[name] if p in origin and p in others)
+                if code is None:
+                    del waiting[name]
+                elif not any(bool((origin[p] & others[p]).any()) for p in both):
+                    del waiting[name]
+                    codes[name] = code
+        numbers = self.number_units(codes)
+        return {n: (numbers, c) for n, c in codes.items() if numbers.mixed_at(layers[n]) is None}
+
+    @contextmanager
+    def _marked_tensors(self, sources: dict[str, Tensor]) -> Iterator[None]:
+        """Mark entries of tensors of no layer."""
+        views = {name: self.bare[name] for name in sources if name in self.bare}
+        tensors = [t for view in views.values() for _, t in view.tensors()]
+        with _restored(tensors):
+            for name, view in views.items():
+                view.mark(sources[name])
+            yield
+
+    def bare_places(self, tensors: list[Tensor]) -> Marks:
+        """The places that tensors of no layer reach."""
+        with _restored(tensors):
+            for tensor in tensors:
+                tensor.detach().fill_(torch.nan)
+            return self.follow({})
+
+
+@contextmanager
+def _restored(tensors: list[Tensor]) -> Iterator[None]:
+    """Restore the values of tensors after a block."""
+    originals = [t.detach().clone() for t in tensors]
+    try:
+        yield
+    finally:
+        for tensor, original in zip(tensors, originals, strict=True):
+            tensor.detach().copy_(original)
+
+
+def _keeps_marks(module: nn.Module, args: Inputs, output: object) -> bool:
+    """Whether a marked unit along some axis leaves a call of a module as it entered it."""
+    x = args[0] if len(args) == 1 else None
+    if not isinstance(x, Tensor) or not isinstance(output, Tensor) or x.shape != output.shape:
+        return False
+    sizes = {size for tensor in (*module.parameters(), *module.buffers()) for size in tensor.shape}
+    for axis in (axis for axis, size in enumerate(x.shape) if size in sizes - {1}):
+        marked = x.index_fill(axis, torch.zeros(1, dtype=torch.long, device=x.device), torch.nan)
+        if bool((module.forward(marked).isnan() == marked.isnan()).all()):
+            return True
+    return False
+
+
+def _partitions(units: int) -> Iterator[Tensor]:
+    """Numberings of blocks of one size, small blocks first.
+
+    A block is a few consecutive units, or as many of each of two, three or four equal parts.
+    """
+    for part in (units // n for n in (1, 2, 3, 4) if units % n == 0):
+        for size in range(1, part // 2 + 1):
+            if part % size == 0:
+                yield torch.arange(units) % part // size
+
+
+class Numbers(dict[tuple[str, str], Tensor]):
+    """The digits of the codes that reach every place, as two rows of bits, (2, units).
+
+    The bits of the first row are the digits that were zero, and of the second row one. If a bit
+    is in both rows, several codes reach the place.
+    """
+
+    def mixed_at(self, marks: Marks) -> str | None:
+        """The first module with a marked place that several codes reach."""
+        for (role, name), mask in marks.items():
+            digits = self.get((role, name))
+            if role in ROLES and (digits is None or bool((digits[0] & digits[1])[mask].any())):
+                return name
+        return None
+
+    def reach(self, codes: Tensor) -> list[tuple[Marks, bool]]:
+        """The places that each code may reach, and whether that is unclear.
+
+        It is unclear at places that several codes reach, if one of them may be this code.
+        """
+        reached: list[tuple[Marks, bool]] = [({}, False) for _ in codes]
+        for place, (zeros, ones) in self.items():
+            several = zeros & ones
+            fits = (ones ^ codes[:, None]) & ~several == 0  # (codes, units)
+            possible = fits & (zeros | ones).bool()
+            for i in possible.any(1).nonzero().flatten().tolist():
+                marks, unclear = reached[i]
+                marks[place] = possible[i]
+                reached[i] = marks, unclear or bool(several[possible[i]].any())
+        return reached
+
+
+def remove_marks(tensor: Tensor) -> Tensor:
+    """A tensor with zeros instead of marks."""
+    return tensor.masked_fill(tensor.isnan(), 0.0)
+
+
+def _mark(mask: Tensor, axis: int, module: nn.Module, args: Inputs, output: Tensor) -> Tensor:
+    """Mark units of a module's output."""
+    index = mask.nonzero().flatten().to(output.device)
+    return output.index_fill(axis, index, torch.nan)
+
+
+def _note(
+    place: tuple[str, str], axis: int, marks: Marks, stop: bool, module: nn.Module, args: Inputs
+) -> Inputs:
+    """Note the marked units of a module's input, and remove the marks if they stop there."""
+    units = args[0].isnan().movedim(axis, 0).flatten(1).any(1).cpu()
+    if bool(units.any()):
+        marks[place] = units | marks.get(place, torch.zeros_like(units))
+    return (remove_marks(args[0]), *args[1:]) if stop else args
+
+
+def _keep_in_place(
+    place: tuple[str, str], module: nn.Module, marks: Marks, end: bool
+) -> Iterator[RemovableHandle]:
+    """Assume that a module which keeps the shape of its input also keeps the order of units.
+
+    With `end` marks stop there, also for other modules that read the same tensor.
+    """
+
+    def before(_: nn.Module, args: Inputs) -> None:
+        marked = [t for t in tensors_in(args) if t.is_floating_point() and bool(t.isnan().any())]
+        if marked:
+            marks[place] = torch.ones(1, dtype=torch.bool)
+        for tensor in marked if end else ():
+            if 0 not in tensor.stride():  # several positions of an expanded tensor are one number
+                tensor.copy_(remove_marks(tensor))
+
+    def after(_: nn.Module, args: Inputs, output: object) -> object:
+        x = args[0] if args else None
+        if not isinstance(x, Tensor) or not isinstance(output, Tensor) or x.shape != output.shape:
+            return output
+        marked = x.isnan()
+        is_float = x.is_floating_point() and output.is_floating_point()
+        if not is_float or not bool(marked.any()):
+            return output
+        return remove_marks(output).masked_fill(marked, torch.nan)
+
+    yield module.register_forward_pre_hook(before)
+    yield module.register_forward_hook(after)
