@@ -178,9 +178,9 @@ def test_encoder_layers_draw_past_torchs_fused_path(rate: float) -> None:
 
 def test_densities_and_intervals_use_every_draw() -> None:
     net = vd.convert(nn.Linear(1, 1), vd.bayes_by_backprop(log_sigma2=0.0))
-    p = predict(net, torch.ones(1, 1), 400, likelihood=vd.Gaussian(0.1), seed=0)
-    assert len(p.draws) == 400
-    assert len(predict(net, torch.ones(1, 1), 400, keep=100, seed=0).draws) == 100
+    options = {"likelihood": vd.Gaussian(0.1), "seed": 0}
+    assert len(predict(net, torch.ones(1, 1), 400, **options).draws) == 400
+    assert len(predict(net, torch.ones(1, 1), 400, keep=100, **options).draws) == 100
 
 
 class TestLogSpace:
