@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from experiments import uci
 from experiments.slim import Part, Seed
 from experiments.trainings import Watch
-from experiments.uci import split_table
 from vardrop.conversion import convert
 from vardrop.likelihoods import Gaussian
 from vardrop.objective import ELBO, linear_warmup, parameter_groups
@@ -59,7 +59,7 @@ def split_gap(name: str, seed: int, rows: int = 2500) -> Split:
         seed: chooses the rows, the feature and the parts.
         rows: at most so many rows.
     """
-    x, y, _ = split_table(name)
+    x, y, _ = uci.split_table(name)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(y), generator=generator)[:rows]
     x, y = x[order].double(), y[order].double().view(-1, 1)

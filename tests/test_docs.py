@@ -25,7 +25,7 @@ GENERATED = ("reference", "results", "tutorials")  # they have their own tests
 MARKDOWN = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", *(page for page in MARKDOWN if page.parent.name not in GENERATED)]
 OUTSIDE_DOCS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
-PROSE = {"results"}  # pages without examples
+PROSE = {"results", "reliability", "stability"}  # pages without examples
 # Pages over five seconds, except for the one that every reader starts with (quickstart).
 SLOW = {"README", "choose", "cnn", "evaluate", "fit", "images", "samples", "serve", "slim"}
 NEEDS = {"huggingface": "transformers"}  # by page
@@ -236,6 +236,7 @@ COMMANDS = {
     "fsdp2": (TORCHRUN, "torch", r"rank 1: 70914 of 141828 parameters, KL \d+, accuracy 0\.9"),
     "accelerate_loop": (TORCHRUN, "accelerate", r"2 processes, accuracy 0\.9"),
     "lightning_ddp": ((), "lightning", r"'val_nll': 0\.\d+, 'sparsity': 0\.\d+"),
+    "gpu_smoke": ((), "torch", r"8 of 8 steps passed"),
     "ray_train": ((), "ray", r"'nll': 0\.\d+"),
 }
 

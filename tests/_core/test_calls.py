@@ -107,7 +107,7 @@ def test_what_is_refused():
     assert_refused("one number of examples, but got 5 and 6", vd.predict, net, wrong)
     with pytest.raises(vd.VardropError, match="`first` to be finite, but got 24"):
         vd.predict(net, {**batch(), "first": torch.full((6, 4), torch.nan)})
-    assert_refused("dictionaries of tensors.*but got str", vd.predict, net, ["text"])
+    assert_refused("a dictionary of tensors.*but got list of str", vd.predict, net, ["text"])
     with pytest.raises(vd.VardropError, match='one tensor for mode="moments", but got dict'):
         vd.predict(net, batch(), mode="moments")
 

@@ -69,8 +69,9 @@ def report_arguments(*names: str) -> Iterator[None]:
         if type(e).__module__ != "builtins":
             raise
         arguments = " or ".join(f"`{name}`" for name in names)
+        notes = "".join(f"\n{note}" for note in getattr(e, "__notes__", ()))
         raise VardropError(
-            f"Expected {arguments} to fit this call, but got {type(e).__name__}: {e}"
+            f"Expected {arguments} to fit this call, but got {type(e).__name__}: {e}{notes}"
         ) from e
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
@@ -28,7 +27,10 @@ _UNSUPPORTED: dict[type, str] = {
     nn.EmbeddingBag: "bags reduce rows inside one torch function",
 }
 _NEUTRAL = 1e-3  # how far the mean of a gate may be from one
-_TIED = "its weight is tied, so its gate cannot be folded in; name it with `include` if it is meant"
+_TIED = (
+    "its weight is tied to an embedding, so its gate cannot be folded in; name it with `include` "
+    "if it is meant"
+)
 
 
 def layer_rule(recipe: Recipe, modules: Sequence[nn.Module], everywhere: bool) -> ConversionRule:
@@ -77,14 +79,16 @@ class NoisyLayers(ConversionRule):
     def tie_reasons(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> Mapping[str, str]:
         """A weight that is also used by a module without support for noise stays plain.
 
-        The mean of a gate cannot be folded into a weight that another module uses too. Modules that
+        The mean of a gate cannot be folded into a weight that an embedding uses too. Modules that
         are left out by name may be converted later, with the same noise.
         """
         if self.recipe.posterior is None:
-            owners = Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
+            embeddings = (m for m in net.modules() if isinstance(m, nn.Embedding))
+            embedded = {id(module.weight) for module in embeddings}
             pairs = ((n, w) for n, m in changes.items() for w in self.weights(m))
-            shared = {name for name, weight in pairs if owners[id(weight)] > 1}
-            return dict.fromkeys(shared if self.everywhere else (), _TIED)
+            shared = {name for name, weight in pairs if id(weight) in embedded}
+            tied = {name for name in shared if not isinstance(changes[name], nn.Embedding)}
+            return dict.fromkeys(tied if self.everywhere else (), _TIED)
         plain = {
             id(parameter): name
             for name, module in net.named_modules()
