@@ -66,10 +66,10 @@ def few_words(file: str) -> str:
 
 
 def few_rows(name: str):
-    """Forty rows of a noisy plane, one of three columns without meaning, and two splits."""
+    """120 rows of a noisy plane, one of three columns without meaning, and two splits."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(40, 3, generator=generator, dtype=torch.float64)
-    y = 5 + x[:, :1] - 2 * x[:, 1:2] + 0.1 * torch.randn(40, 1, generator=generator)
+    x = torch.randn(120, 3, generator=generator, dtype=torch.float64)
+    y = 5 + x[:, :1] - 2 * x[:, 1:2] + 0.1 * torch.randn(120, 1, generator=generator)
     return x, y, [[1, 5, 9, 30], [0, 2, 22, 39]]
 
 
