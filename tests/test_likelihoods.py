@@ -249,7 +249,7 @@ def test_tokens_that_count_go_to_the_metrics() -> None:
     binary = vd.predict(net, x, samples=8, likelihood=vd.Bernoulli(), seed=0)
     with pytest.raises(
         vd.VardropError,
-        match=r"Expected a classification for `select_valid`, but got Bernoulli\(\)",
+        match=r"Expected classes for `select_valid`, but got Bernoulli\(\)",
     ):
         binary.select_valid(torch.ones(N, T, C))
 

@@ -52,8 +52,8 @@ class Tracer:
         for name in self._elementwise():
             module = self.whole.pop(name)
             self.other += [t for t in (*module.parameters(), *module.buffers()) if t.numel() > 1]
-        kept = {id(module) for module in self.whole.values()}
-        self.bare = {n: u for n, u in bare_units(net).items() if id(u.layer) not in kept}
+        untouched = {id(module) for module in self.whole.values()}
+        self.bare = {n: u for n, u in bare_units(net).items() if id(u.layer) not in untouched}
         views = {**self.emitters, **self.bare}
         self.units = {name: view.outputs for name, view in views.items()}
         # Gray codes: neighbours differ in one binary digit, and layers that meet are neighbours.

@@ -14,7 +14,7 @@ from vardrop._core.errors import VardropError
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.prediction.conformal import Conformal
 from vardrop.prediction.eval_copy import copy_tensors
-from vardrop.prediction.inputs import BatchOrLoader
+from vardrop.prediction.input_batches import BatchOrLoader
 from vardrop.prediction.prediction import Prediction
 from vardrop.prediction.predictor import Draw, Mode, Predictor
 

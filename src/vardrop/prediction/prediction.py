@@ -209,9 +209,7 @@ class Prediction:
         self.likelihood.check_target(self.mean, y)
         axis = self.likelihood.class_axis
         if axis is None or self.probs.shape != self.log_probs.shape:
-            raise VardropError(
-                f"Expected a classification for `select_valid`, but got {self.likelihood!r}."
-            )
+            raise VardropError(f"Expected classes for `select_valid`, but got {self.likelihood!r}.")
         which = self.likelihood.valid_mask(y)
         return self.probs.movedim(axis, -1)[which], y[which]
 

@@ -42,7 +42,7 @@ from vardrop.prediction.eval_copy import (
 )
 from vardrop.prediction.functions import draws, resolve_seed
 from vardrop.prediction.graph import Graph, GraphInput, NoiseInput
-from vardrop.prediction.inputs import BatchOrLoader, device_of, input_batches, one_input
+from vardrop.prediction.input_batches import BatchOrLoader, device_of, input_batches, one_input
 from vardrop.prediction.moments import MomentDraws, Moments
 from vardrop.prediction.prediction import Prediction, Summary, concatenate
 from vardrop.prediction.row_plan import NotRowwiseError

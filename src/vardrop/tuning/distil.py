@@ -13,7 +13,7 @@ from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import VardropError
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.prediction import predict
-from vardrop.prediction.inputs import device_of, input_batches
+from vardrop.prediction.input_batches import device_of, input_batches
 from vardrop.tuning.minimize import Position, ShowProgress, minimize
 
 Student = TypeVar("Student", bound=nn.Module)

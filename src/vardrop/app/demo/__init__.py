@@ -1,3 +1,3 @@
 """The demo: seven ways to train one small model on scikit-learn's digits, compared."""
 
-from vardrop.app.demo.compare import main as main
+from vardrop.app.demo.table import main as main

@@ -17,7 +17,7 @@ from vardrop import metrics
 from vardrop._core.progress import ProgressLine
 from vardrop.app.data import load_out_of_distribution
 from vardrop.app.demo.digits import KINDS, STRENGTHS, corrupt, split
-from vardrop.app.demo.models import (
+from vardrop.app.demo.rows import (
     BAYES,
     DECAY,
     ENSEMBLE,
@@ -167,11 +167,11 @@ def compare(scores: dict[str, list[Scores]], name: str, other: str) -> str:
     pairs = list(zip(scores[name], scores[other], strict=True))
 
     def gap(column: str, places: int) -> str:
-        mean = fmean(mine[column] - theirs[column] for mine, theirs in pairs)
+        mean = fmean(score[column] - other_score[column] for score, other_score in pairs)
         return f"{round(mean, places) + 0.0:+.{places}f}"  # adding 0.0 turns -0.0 into 0.0
 
-    lower = sum(mine["corr. NLL"] < theirs["corr. NLL"] for mine, theirs in pairs)
-    ratio = fmean(theirs["file kB"] for _, theirs in pairs) / fmean(m["file kB"] for m, _ in pairs)
+    lower = sum(score["corr. NLL"] < other_score["corr. NLL"] for score, other_score in pairs)
+    ratio = fmean(s["file kB"] for _, s in pairs) / fmean(s["file kB"] for s, _ in pairs)
     size = f"{ratio:.1f} times smaller" if ratio >= 1 else f"{1 / ratio:.1f} times larger"
     return (
         f"{name} compared with {other}: the file is {size}. Corrupted digits: NLL "

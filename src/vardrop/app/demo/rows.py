@@ -28,7 +28,7 @@ from vardrop.recipes import Recipe, bayes_by_backprop, sparse_vd
 from vardrop.tuning import fine_tune, train
 
 _RATE, _BATCH, _EPOCHS, _DRAWS, _MEMBERS = 5e-3, 200, 100, 16, 5
-_DECAYS, _KEPT = (1e-4, 1e-3, 3e-3), (0.2, 0.1, 0.05)
+_DECAYS, _FRACTIONS = (1e-4, 1e-3, 3e-3), (0.2, 0.1, 0.05)
 _KL_WEIGHTS, _SPARSE_KL_WEIGHTS = (0.01, 0.03), (0.03, 0.1)
 PLAIN, TEMPERATURE, ENSEMBLE = "plain", "+ temperature", "5 plain models"
 DECAY, PRUNED = "weight decay", "+ magnitude pruning"
@@ -96,18 +96,18 @@ def packed(model: Shrunk | nn.Module, setting: float) -> Candidate:
         return Candidate(unpack(path, into=make_net()).eval(), setting, size)
 
 
-def prune_magnitudes(net: nn.Module, kept: float, decay: float, data: Images) -> Candidate:
+def prune_magnitudes(net: nn.Module, fraction: float, decay: float, data: Images) -> Candidate:
     """Keep the largest weights of a model and train them for half of the epochs."""
     net = copy.deepcopy(net).train()
     weights = [p for p in net.parameters() if p.dim() == 2]
     with torch.no_grad():
-        least = torch.cat([w.abs().flatten() for w in weights]).quantile(1 - kept)
+        least = torch.cat([w.abs().flatten() for w in weights]).quantile(1 - fraction)
         for weight in weights:
             weight.mul_(weight.abs() >= least)
     optimizer = torch.optim.Adam(net.parameters(), _RATE, weight_decay=decay, fused=True)
     batches = list(zip(data.x.split(_BATCH), data.y.split(_BATCH), strict=True))
     fine_tune(net, batches, F.cross_entropy, optimizer, _EPOCHS // 2, progress=False)
-    return packed(net.eval(), kept)
+    return packed(net.eval(), fraction)
 
 
 def mean_predictor(
@@ -163,7 +163,9 @@ def train_rows(seed: int, data: Images, validation: Images) -> Iterator[tuple[st
     decayed = [Candidate(fit(data, seed, decay), decay, size) for decay in _DECAYS]
     chosen = choose(decayed, validation)
     yield row(DECAY, mean_predictor(chosen.net))
-    pruned = [prune_magnitudes(chosen.net, kept, chosen.setting, data) for kept in _KEPT]
+    pruned = [
+        prune_magnitudes(chosen.net, fraction, chosen.setting, data) for fraction in _FRACTIONS
+    ]
     small = choose(pruned, validation)
     yield row(PRUNED, mean_predictor(small.net), small.bytes)
     start = time.process_time()
