@@ -140,7 +140,7 @@ def describe_value(value: object) -> str:
 def list_names(names: Sequence[str]) -> str:
     """The first ten names of a list in quotation marks, each shortened, and the number of others.
 
-    >>> list_names(["a", "b"]), list_names([f"x{i}" for i in range(99)])[-14:]
+    >>> list_names(["a", "b"]), list_names([f"x{i}" for i in range(99)])[-16:]
     ("'a', 'b'", "'x9' (99 in all)")
     """
     count = f" ({len(names):,} in all)" if len(names) > _MOST_NAMES else ""
