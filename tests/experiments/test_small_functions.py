@@ -215,10 +215,10 @@ def parts(split):
 
 def test_test_rows_are_those_of_the_split_and_the_rest_trains():
     y, tested, outer, inner = parts(1)
-    rest = [k for k in range(40) if k not in tested]
+    rest = [k for k in range(120) if k not in tested]
     assert torch.allclose(outer.test_y, ((y[tested] - y[rest].mean()) / outer.unit).float())
     assert torch.allclose(outer.y, ((y[rest] - y[rest].mean()) / y[rest].std()).float(), atol=1e-6)
-    assert (len(inner.x), len(inner.test_x)) == (32, 4)  # a tenth of 36
+    assert (len(inner.x), len(inner.test_x)) == (104, 12)  # a tenth of 116
 
 
 def test_inner_rows_are_training_rows_in_units_of_the_target():
