@@ -52,7 +52,7 @@ class Split(NamedTuple):
 
 
 def split_gap(name: str, seed: int, rows: int = 2500) -> Split:
-    """A table without the middle third of a random feature, which holds a tenth of the rows or more.
+    """A table without the middle third of a random feature, of at least a tenth of the rows.
 
     Args:
         name: of the table.
