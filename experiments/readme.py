@@ -19,7 +19,7 @@ from vardrop._core.files import write_atomically
 _TABLE = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _FIGURE = re.compile(r"\{([\w/-]+): ([^}]+)\}")
 _LEAST_SEEDS = 3
-PAGES = ("README.md", "docs/index.md", "docs/choose.md", "docs/slim.md")
+PAGES = ("README.md", "docs/index.md", "docs/choose.md", "docs/predict.md", "docs/slim.md")
 
 
 def write_tables(root: Path, table: Sequence[Mapping[str, Any]]) -> None:
