@@ -1,6 +1,25 @@
-"""Small nets that several tests share."""
+"""Small nets that several tests share, and the comparison of their tensors."""
 
+import contextlib
+import copy
+
+import torch
 from torch import nn
+
+
+def is_same_state(one, other):
+    """Whether two modules, or their states, have equal tensors of the same names."""
+    one, other = (v.state_dict() if isinstance(v, nn.Module) else v for v in (one, other))
+    return one.keys() == other.keys() and all(torch.equal(v, other[k]) for k, v in one.items())
+
+
+@contextlib.contextmanager
+def assert_unchanged(net):
+    """Nothing in the block changes a tensor of the net, or a mode."""
+    state, modes = copy.deepcopy(net.state_dict()), [m.training for m in net.modules()]
+    yield
+    assert is_same_state(net, state)
+    assert [m.training for m in net.modules()] == modes
 
 
 class Parts(nn.Module):

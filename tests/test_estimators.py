@@ -122,8 +122,7 @@ def test_explicit_noise_of_another_estimator_is_an_error(estimator):
     recipe = vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=ESTIMATORS[estimator])
     layer, wrong = vd.convert(nn.Linear(5, 3), recipe), torch.randn(2, 4, 3)
     wrong = (wrong, None) if estimator == "local" else wrong
-    with pytest.raises(vd.VardropError, match="Expected `noise` to be .*, but got"):
-        layer(torch.randn(4, 5), noise=wrong)
+    assert_refused("Expected `noise` to be .*, but got", layer, torch.randn(4, 5), noise=wrong)
 
 
 def test_flipout_needs_symmetric_noise():

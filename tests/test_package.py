@@ -91,6 +91,7 @@ MISSING = [
     ("typer", f"{MAIN}()", "app"),
     ("matplotlib", "__import__('vardrop.app.report')", "app"),
     ("numpy", "vd.pack(torch.nn.Linear(2, 2), 'x')", "compress"),
+    ("safetensors", "vd.save(torch.nn.Linear(2, 2), 'x')", "compress"),
     ("transformers", "__import__('vardrop.integrations.huggingface')", "huggingface"),
 ]
 MISSING_SLOW = [

@@ -1,9 +1,12 @@
-"""Small nets of the kinds that pruning has to understand, and random zeros for them."""
+"""Small nets of the kinds that pruning has to understand, zeros for them, and what a cut keeps."""
+
+import operator
 
 import torch
 from torch import nn
 
 from experiments.trainings import lenet5, mlp
+from vardrop.compression import load, save, shrink
 
 
 class Residual(nn.Module):
@@ -21,6 +24,15 @@ class Residual(nn.Module):
         y = self.norm1(self.one(x)).relu()
         x = (x + self.norm2(self.two(y))).relu()
         return self.head(x.mean((2, 3)))
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
 
 
 class Separable(nn.Module):
@@ -103,3 +115,17 @@ def sparsen(net, generator, share=0.5, units=0.3):
                 tensor.copy_(torch.randn(tensor.shape, generator=generator))
             module.running_var.copy_(torch.rand(len(weight), generator=generator) + 0.5)
     return net.eval()
+
+
+@torch.no_grad()
+def check_cut(net, x, into, path, sizes, others=None, **options):
+    """Shrink a net to sizes, by module and attribute; outputs stay, and its file is read again."""
+    shrunk = shrink(net, x, **options)
+    small = shrunk.net
+    assert {place: operator.attrgetter(place)(small) for place in sizes} == sizes
+    others = torch.randn(8, *x.shape[1:]) if others is None else others
+    tolerance = {"rtol": 0, "atol": 1e-12 if others.dtype == torch.double else 1e-5}
+    torch.testing.assert_close(small(others), net(others), **tolerance)
+    save(small, path)
+    assert torch.equal(load(path, into=into)(others), small(others))
+    return shrunk

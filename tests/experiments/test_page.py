@@ -15,7 +15,6 @@ from experiments.shift import METHODS
 from experiments.verdicts import Item, count_verdicts, lead, load_items
 from tests.experiments.toy import describe, toy_training
 from tests.refusals import assert_refused
-from vardrop._core.errors import VardropError
 from vardrop.app.data import data_directory
 
 ROOT = Path(__file__).parents[2]
@@ -292,8 +291,7 @@ def test_tables_of_pages_are_filled_from_results(tmp_path):
     ]
     assert fill_tables(filled, described, table) == filled
     done["result"]["runs"] = [{}]
-    with pytest.raises(VardropError, match="toy/done to have 3 seeds, but got 1"):
-        fill_tables(page, described, table)
+    assert_refused("toy/done to have 3 seeds, but got 1", fill_tables, page, described, table)
 
 
 def test_the_tables_of_the_readme_are_up_to_date():
