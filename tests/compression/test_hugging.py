@@ -8,73 +8,24 @@ import torch
 import vardrop as vd
 from tests.refusals import assert_refused
 
-transformers = pytest.importorskip("transformers")
-fit_config = pytest.importorskip("vardrop.integrations.huggingface").fit_config
+pytest.importorskip("transformers")
+
+from transformers import BatchEncoding
+
+from tests.integrations.models import make
+from vardrop.integrations.huggingface import fit_config
 
 WIDTH, HEADS, SIZE, FORWARD = 32, 4, 8, 48  # of a model, its heads, one head and the units after
-
-
-def build(config, model, /, **sizes):
-    return getattr(transformers, model)(getattr(transformers, config)(**sizes))
-
-
-def sized(layers=2, width=WIDTH, forward=FORWARD, **others):
-    return {
-        "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": HEADS,
-        "intermediate_size": forward, **others,
-    }  # fmt: skip
-
-
-def bert(*sizes):
-    options = sized(*sizes, vocab_size=50, max_position_embeddings=16)
-    return build("BertConfig", "BertForSequenceClassification", **options)
-
-
-def distilbert():
-    sizes = {"dim": WIDTH, "n_layers": 2, "n_heads": HEADS, "hidden_dim": FORWARD}
-    options = {"vocab_size": 50, "max_position_embeddings": 16}
-    return build("DistilBertConfig", "DistilBertForSequenceClassification", **sizes, **options)
-
-
-def llama(*sizes):
-    options = sized(*sizes, vocab_size=50, max_position_embeddings=16, num_key_value_heads=2)
-    return build("LlamaConfig", "LlamaForCausalLM", **options)
-
-
-def qwen3():
-    options = sized(vocab_size=50, head_dim=SIZE, num_key_value_heads=2, pad_token_id=0)
-    return build("Qwen3Config", "Qwen3ForCausalLM", **options)
-
-
-def roberta():
-    options = sized(vocab_size=50, max_position_embeddings=16)
-    return build("RobertaConfig", "RobertaForSequenceClassification", **options)
-
-
-def gpt2():
-    sizes = {"n_embd": WIDTH, "n_layer": 2, "n_head": HEADS, "n_inner": FORWARD, "n_positions": 16}
-    options = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0}
-    return build("GPT2Config", "GPT2LMHeadModel", **sizes, **options)
-
-
-def vit():
-    return build("ViTConfig", "ViTForImageClassification", **sized(image_size=8, patch_size=4))
-
-
-def t5():
-    sizes = {"d_model": WIDTH, "d_kv": SIZE, "d_ff": FORWARD, "num_layers": 2, "num_heads": HEADS}
-    options = {"vocab_size": 50, "decoder_start_token_id": 0}
-    return build("T5Config", "T5ForConditionalGeneration", **sizes, **options)
 
 
 def tokens():
     return torch.randint(1, 50, (2, 6), generator=torch.Generator().manual_seed(0))
 
 
-MODELS = {
-    "bert": (bert, tokens), "distilbert": (distilbert, tokens), "llama": (llama, tokens),
-    "gpt2": (gpt2, tokens), "vit": (vit, lambda: torch.randn(2, 3, 8, 8)),
-    "t5": (t5, lambda: (tokens(), torch.ones(2, 6, dtype=torch.long), tokens()[:, :4])),
+INPUTS = {
+    "bert": tokens, "distilbert": tokens, "llama": tokens, "gpt2": tokens,
+    "vit": lambda: torch.randn(2, 3, 16, 16),
+    "t5": lambda: (tokens(), torch.ones(2, 6, dtype=torch.long), tokens()[:, :4]),
 }  # fmt: skip
 OUTPUTS = ("attention.output.dense", ".out_lin", ".o_proj", "Attention.o", ".attn.c_proj")
 DOWN = (".output.dense", ".lin2", ".down_proj", ".fc2", ".wo", ".mlp.c_proj")
@@ -107,10 +58,9 @@ def check_own_class(small, net, inputs, path):
     assert sum(p.numel() for p in again.parameters()) < sum(p.numel() for p in net.parameters())
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", INPUTS)
 def test_models_lose_heads_and_units_and_are_read_again(model, tmp_path):
-    make, example = MODELS[model]
-    net, inputs = make().eval(), example()
+    net, inputs = make(model).eval(), INPUTS[model]()
     kill(net)
     small, plan = vd.shrink(net, inputs)
     for layer in plan.layers:
@@ -119,22 +69,22 @@ def test_models_lose_heads_and_units_and_are_read_again(model, tmp_path):
             assert layer.after.outputs == layer.before.outputs
     assert "Equal on the example and on 5 random inputs" in plan.proof
     vd.save(small, tmp_path / "small.safetensors")
-    again = vd.load(tmp_path / "small.safetensors", into=make())
+    again = vd.load(tmp_path / "small.safetensors", into=make(model))
     torch.testing.assert_close(call(again, inputs), call(net, inputs))
     if model in ("llama", "vit", "t5"):  # configs of the others cannot describe fewer heads
         check_own_class(small, net, inputs, tmp_path / "own")
 
 
-@pytest.mark.parametrize("make", [bert, distilbert, gpt2, qwen3, roberta])
-def test_even_models_are_read_by_their_own_class(make, tmp_path):
-    net, inputs = make().eval(), tokens()
+@pytest.mark.parametrize("model", ["bert", "distilbert", "gpt2", "qwen3", "roberta"])
+def test_even_models_are_read_by_their_own_class(model, tmp_path):
+    net, inputs = make(model).eval(), tokens()
     kill(net, heads=())
     check_own_class(vd.shrink(net, inputs).net, net, inputs, tmp_path)
 
 
 @pytest.mark.parametrize("heads", [(0,), ()])
 def test_a_config_that_cannot_say_the_sizes_is_refused_and_stays(heads):
-    net = bert().eval()
+    net = make("bert").eval()
     kill(net, heads)
     if not heads:  # uneven layers instead
         net.bert.encoder.layer[1].output.dense.weight.data[:, 1] = 0
@@ -144,10 +94,10 @@ def test_a_config_that_cannot_say_the_sizes_is_refused_and_stays(heads):
 
 
 def test_named_arguments_are_an_example(tmp_path):
-    net = bert().eval()
+    net = make("bert").eval()
     kill(net)
     mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6])
-    batch = transformers.BatchEncoding({"input_ids": tokens(), "attention_mask": mask})
+    batch = BatchEncoding({"input_ids": tokens(), "attention_mask": mask})
     small = vd.shrink(net, batch).net
     assert small.bert.encoder.layer[1].attention.self.query.out_features == WIDTH // 2
     torch.testing.assert_close(small(**batch).logits, net(**batch).logits)
@@ -161,7 +111,9 @@ def test_a_model_is_slimmed_on_named_batches_by_one_gate_per_head():
     x = torch.randint(1, 50, (48, 6))
     y = torch.randint(2, (48,))
     batches = [({"input_ids": x[i : i + 16]}, y[i : i + 16]) for i in (0, 16, 32)]
-    small = vd.slim(bert().eval(), batches[:2], batches[2:], macs=0.5, epochs=8, runtimes=["torch"])
+    small = vd.slim(
+        make("bert").eval(), batches[:2], batches[2:], macs=0.5, epochs=8, runtimes=["torch"]
+    )
     assert small.left("macs") <= 0.5
     widths = [layer.attention.self.key.out_features for layer in small.net.bert.encoder.layer]
     assert all(width % SIZE == 0 for width in widths)
@@ -169,7 +121,7 @@ def test_a_model_is_slimmed_on_named_batches_by_one_gate_per_head():
 
 
 def test_a_noisy_model_loses_what_its_gates_close():
-    net = vd.convert(bert(), vd.l0(), include="*.output.dense")
+    net = vd.convert(make("bert"), vd.l0(), include="*.output.dense")
     for gate in (m for m in net.modules() if isinstance(m, vd.Gate)):
         gate.logit.data.fill_(5.0)
         gate.logit.data[SIZE : 2 * SIZE] = -20.0
@@ -179,8 +131,7 @@ def test_a_noisy_model_loses_what_its_gates_close():
 
 
 def test_heads_that_a_shared_bias_of_positions_ties_go_together_or_stay():
-    net = t5().eval()
-    inputs = MODELS["t5"][1]()
+    net, inputs = make("t5").eval(), INPUTS["t5"]()
     net.encoder.block[0].layer[0].SelfAttention.o.weight.data[:, :SIZE] = 0
     assert vd.shrink(net, inputs).net.encoder.block[0].layer[0].SelfAttention.n_heads == HEADS
     net.encoder.block[1].layer[0].SelfAttention.o.weight.data[:, :SIZE] = 0
@@ -190,17 +141,16 @@ def test_heads_that_a_shared_bias_of_positions_ties_go_together_or_stay():
 
 
 def test_query_heads_that_share_a_dead_key_go_with_it_and_others_stay():
-    net = llama().eval()
+    net = make("llama").eval()
     kill(net, heads=(0, 3))  # one of each pair: their keys are read by the other
     assert vd.shrink(net, tokens()).net.model.layers[0].self_attn.q_proj.out_features == WIDTH
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "make", [lambda: bert(6, 256, 1024), lambda: llama(12, 256, 688)], ids=["bert", "llama"]
-)
-def test_large_models_are_shrunk_in_half_a_minute(make):
-    net = make().eval()
+@pytest.mark.parametrize("model, layers, units", [("bert", 6, 1024), ("llama", 12, 688)])
+def test_large_models_are_shrunk_in_half_a_minute(model, layers, units):
+    sizes = {"num_hidden_layers": layers, "hidden_size": 256, "intermediate_size": units}
+    net = make(model, **sizes).eval()
     kill(net)
     start = time.process_time()  # of one thread, whatever else runs
     plan = vd.shrink(net, tokens()).plan

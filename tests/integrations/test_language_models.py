@@ -1,5 +1,7 @@
 """Text from one function of the posterior: the same noise for every word of a sequence."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -11,9 +13,7 @@ from vardrop.prediction.functions import FixedNoise
 
 pytest.importorskip("transformers")
 
-import transformers
-
-from tests.integrations.models import MODELS, batch_of, one_row
+from tests.integrations.models import MODELS, batch_of, make, one_row
 
 RECIPES = {
     "weights": vd.bayes_by_backprop(log_sigma2=-3.0),
@@ -105,21 +105,12 @@ def test_dropout_of_attention_weights_is_no_function_of_a_sequence():
 # Language models whose head is their embedding: one weight, converted and shrunk as one.
 
 
-SIZE = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
-    "tie_word_embeddings": True,
-}  # fmt: skip
-
-
-def qwen():
+def tied(name):
     torch.manual_seed(0)
-    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZE)).eval()
+    return make(name, attention_dropout=0.0).eval()
 
 
-def gemma():
-    torch.manual_seed(0)
-    return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**SIZE)).eval()
+qwen, gemma = partial(tied, "qwen3"), partial(tied, "gemma3")
 
 
 def batch():
@@ -138,17 +129,17 @@ def without_units(model, count=8):
     return model
 
 
-@pytest.mark.parametrize("make", [qwen, gemma])
-def test_a_tied_head_and_its_embedding_are_one_weight_after_shrinking(make, tmp_path):
-    model, x = without_units(vd.convert(make(), vd.sparse_vd())), batch()
-    shrunk, removed = vd.shrink(model, x), 2 * 3 * 8 * SIZE["hidden_size"]
+@pytest.mark.parametrize("tied", [qwen, gemma])
+def test_a_tied_head_and_its_embedding_are_one_weight_after_shrinking(tied, tmp_path):
+    model, x = without_units(vd.convert(tied(), vd.sparse_vd())), batch()
+    shrunk, removed = vd.shrink(model, x), 2 * 3 * 8 * 32
     for small in (shrunk.plan.apply(model), shrunk.net):
         assert small.lm_head.weight is small.model.embed_tokens.weight
-        assert size(small) == size(make()) - removed
+        assert size(small) == size(tied()) - removed
     with torch.no_grad():
         expected = small(**x).logits
         vd.save(small, tmp_path / "small.safetensors")
-        again = vd.load(tmp_path / "small.safetensors", into=make()).eval()
+        again = vd.load(tmp_path / "small.safetensors", into=tied()).eval()
         assert again.lm_head.weight is again.model.embed_tokens.weight
         assert torch.equal(again(**x).logits, expected)
 

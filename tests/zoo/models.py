@@ -57,29 +57,6 @@ def noised(rows):
     return {"x": torch.randn(rows, 3, 8, 8), "time": torch.arange(rows) % 7}
 
 
-def last(output):
-    return output.logits[:, -1]
-
-
-def logits(output):
-    return output.logits
-
-
-def spoken(rows):
-    mel, ids = torch.randn(rows, 8, 32), torch.randint(3, 64, (rows, 5))
-    return {"input_features": mel, "decoder_input_ids": ids}
-
-
-def translated(rows):
-    words = import_module("tests.zoo.hugging").words(rows)
-    return {**words, "decoder_input_ids": torch.randint(3, 64, (rows, 5))}
-
-
-def captioned(rows):
-    hugging = import_module("tests.zoo.hugging")
-    return {**hugging.words(rows), **hugging.pixels(rows)}
-
-
 PLAIN = {
     "resnet": Entry(vision.ResNet, images),
     "resnext": Entry(partial(vision.ResNet, groups=4), images),
@@ -116,27 +93,18 @@ PLAIN = {
 }  # fmt: skip
 
 
-def hugging(name, batch, pick=logits):
-    def make():
-        for module in ("tests.zoo.hugging", "tests.integrations.models"):
-            if (function := getattr(import_module(module), name, None)) is not None:
-                return function()
-        raise LookupError(name)
-
-    def example(rows):
-        return batch(rows) if callable(batch) else getattr(import_module("tests.zoo.hugging"), batch)(rows)  # fmt: skip
-
-    return Entry(make, example, pick)
+def hugging(name, pick=None):
+    """A model of transformers, which is imported with the first model."""
+    models = lambda: import_module("tests.integrations.models")
+    pick = pick or (lambda output: models().one_row(output))
+    return Entry(lambda: models().make(name), lambda rows: models().batch_of(name, rows), pick)
 
 
-HUGGING = {
-    **{name: hugging(name, "words") for name in ("bert", "distilbert", "roberta", "modernbert", "deberta_v2")},
-    **{name: hugging(name, "words", last) for name in ("gpt2", "llama", "mistral", "qwen3", "gemma3", "phi3", "qwen3_moe", "mamba")},
-    **{name: hugging(name, "pixels") for name in ("vit", "dinov2", "convnext", "segformer", "swinv2")},
-    **{name: hugging(name, translated, last) for name in ("t5", "bart")},
-    "whisper": hugging("whisper", spoken, last),
-    "clip": hugging("clip", captioned, lambda out: out.image_embeds),
-    "patchtst": hugging("patchtst", lambda rows: {"past_values": torch.randn(rows, 16, 2)}, lambda out: out.prediction_outputs.flatten(1)),
-    "wav2vec2": hugging("wav2vec2", lambda rows: {"input_values": torch.randn(rows, 160)}),
-}  # fmt: skip
+NAMES = """bert distilbert roberta modernbert deberta_v2 gpt2 llama mistral qwen3 gemma3 phi3 qwen3_moe
+mamba vit dinov2 convnext swinv2 t5 bart whisper wav2vec2"""
+HUGGING = {name: hugging(name) for name in NAMES.split()} | {
+    "segformer": hugging("segformer", lambda output: output.logits),
+    "clip": hugging("clip", lambda output: output.image_embeds),
+    "patchtst": hugging("patchtst", lambda output: output.prediction_outputs.flatten(1)),
+}
 ZOO = {**PLAIN, **HUGGING}

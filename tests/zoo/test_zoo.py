@@ -1,13 +1,18 @@
 """Every model of the zoo works with every verb, or the verb names the reason."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
 import vardrop as vd
 from tests.refusals import assert_refused
-from tests.zoo.checks import CHECKS, convert, elbo, mc_dropout, onnx, predict, shrink
-from tests.zoo.models import HUGGING, PLAIN, ZOO
+from tests.zoo.checks import convert, elbo, kill_by_noise, mc_dropout, onnx, predict, shrink
+from tests.zoo.models import HUGGING, ZOO
 
+NEEDS_TRANSFORMERS = pytest.mark.skipif(
+    find_spec("transformers") is None, reason="transformers is not installed"
+)
 # Shares of the weights that are noisy, if not nearly all: experts and convolutions of other classes.
 PLAIN_WEIGHTS = {"qwen3_moe": 0.3, "bart": 0.8, "wav2vec2": 0.8}
 # Models that lose no unit: the code of Mamba and of experts reads weights without calling a layer.
@@ -20,42 +25,34 @@ REFUSED = {
 
 def models(names):
     """With `transformers` installed, all of them."""
-    missing = pytest.mark.skipif(not _has_transformers(), reason="transformers is not installed")
-    return [pytest.param(n, marks=missing if n in HUGGING else ()) for n in names]
-
-
-def _has_transformers():
-    try:
-        import transformers  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return [pytest.param(n, marks=NEEDS_TRANSFORMERS if n in HUGGING else ()) for n in names]
 
 
 @pytest.mark.parametrize("name", models(ZOO))
 def test_models_convert_predict_and_draw_their_dropout(name):
     entry = ZOO[name]
-    assert float(convert(entry)) > PLAIN_WEIGHTS.get(name, 0.87)
-    assert predict(entry) == "ok"
-    assert mc_dropout(entry) in ("ok", "no dropout")
+    assert convert(entry) > PLAIN_WEIGHTS.get(name, 0.87)
+    predict(entry)
+    mc_dropout(entry)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", models(ZOO))
 def test_models_train(name):
-    assert elbo(ZOO[name]) == "ok"
+    elbo(ZOO[name])
 
 
-@pytest.mark.parametrize("name", [n if n == "resnet" else pytest.param(n, marks=pytest.mark.slow) for n in PLAIN] + [pytest.param(n, marks=pytest.mark.slow) for n in HUGGING])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", [n if n == "resnet" else pytest.param(n, marks=pytest.mark.slow) for n in ZOO]
+)
 def test_models_shrink(name):
-    units = int(shrink(ZOO[name]).split()[0])
-    assert (units > 0) == (name not in WHOLE)
+    assert (shrink(ZOO[name]) > 0) == (name not in WHOLE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", models(ZOO))
 def test_models_shrink_where_noise_prunes(name):
-    CHECKS["shrink, noise"](ZOO[name])
+    shrink(ZOO[name], kill_by_noise)
 
 
 @pytest.mark.slow
@@ -64,12 +61,12 @@ def test_models_are_exported_with_uncertainty(name):
     if name in REFUSED:
         assert_refused(REFUSED[name], onnx, ZOO[name])
     else:
-        assert onnx(ZOO[name]) == "draws"
+        onnx(ZOO[name])
 
 
 def test_a_graph_is_one_input():
     entry = ZOO["graph network"]
-    assert elbo(entry) == "ok"
+    elbo(entry)
     net, graph = vd.convert(entry.build(), vd.bayes_by_backprop()).eval(), entry.batch(6)
     assert_refused("one number of examples, but got 2 and 6", vd.predict, net, graph, samples=2)
     arguments = graph["x"], graph["edge_index"]
@@ -79,7 +76,7 @@ def test_a_graph_is_one_input():
         assert torch.equal(p.probs, frozen(graph, seed=0).probs)
 
 
-@pytest.mark.skipif(not _has_transformers(), reason="transformers is not installed")
+@NEEDS_TRANSFORMERS
 def test_a_decoder_is_exported_without_its_cache(tmp_path):
     entry = ZOO["qwen3"]
     net, batch = entry.build(), entry.batch(2)
