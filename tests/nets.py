@@ -6,6 +6,8 @@ import copy
 import torch
 from torch import nn
 
+import vardrop as vd
+
 
 def is_same_state(one, other):
     """Whether two modules, or their states, have equal tensors of the same names."""
@@ -33,6 +35,19 @@ class Parts(nn.Module):
 
     def forward(self, *inputs):
         return self.run(self, *inputs)
+
+
+class Named(Parts):
+    """Parts whose inputs may also be given by name."""
+
+    def forward(self, *inputs, **named):
+        return self.run(self, *inputs, **named)
+
+
+def reload(net, into, folder):
+    """What the file of a noisy net gives back."""
+    vd.save_noisy(net, folder / "net")
+    return vd.load_noisy(folder / "net", into=into)
 
 
 class Tied(nn.Module):

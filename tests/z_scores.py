@@ -32,3 +32,22 @@ def assert_variance(samples, expected, mean=None):
     return assert_mean(
         (samples - samples.mean(0)).square() * len(samples) / (len(samples) - 1), expected
     )
+
+
+def assert_same_mean(found, expected, bound=None):
+    """Two sets of independent samples have the same mean over axis 0."""
+    found, expected = found.double(), expected.double()
+    error = (found.var(0) / len(found) + expected.var(0) / len(expected)).sqrt()
+    z = (found.mean(0) - expected.mean(0)).abs() / error.clamp(min=1e-12)
+    assert z.max() < (bound or z_bound(z.numel())), f"z = {z.max():.1f}"
+
+
+def assert_same_moments(found, expected, bound):
+    """Two sets of draws (S, N, outputs) agree in their means within `bound` standard errors.
+
+    So do the covariances between all outputs of an example.
+    """
+    centred = [d.double() - d.double().mean(0) for d in (found, expected)]
+    products = [d.unsqueeze(-1) * d.unsqueeze(-2) for d in centred]
+    assert_same_mean(found, expected, bound)
+    assert_same_mean(*products, bound)

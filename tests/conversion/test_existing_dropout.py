@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import vardrop as vd
-from tests.nets import Parts
+from tests.nets import Parts, reload
 from tests.refusals import assert_refused
 from vardrop.noisy import evaluating
 
@@ -76,8 +76,7 @@ def test_dropout_in_the_code_of_a_module_is_found_by_a_pass_and_switched(kind, t
     assert torch.equal(net(X), before)
     with vd.sampling(net[0]):
         assert not torch.equal(net[0](X), net[0](X))
-    vd.save_noisy(net, tmp_path / "net")
-    again = vd.load_noisy(tmp_path / "net", nn.Sequential(kind(), nn.Dropout(0.5)))
+    again = reload(net, nn.Sequential(kind(), nn.Dropout(0.5)), tmp_path)
     assert type(again[0]) is type(net[0])
     assert type(vd.revert(net)[0]) is kind
 
@@ -95,18 +94,20 @@ def test_a_mode_that_controls_more_than_dropout_is_named():
     assert "call a dropout module instead" in found["0"]
 
 
-def test_a_net_whose_only_dropout_is_in_code_names_the_example():
-    def make():
-        return nn.Sequential(nn.Linear(4, 4), OwnRate(), nn.Linear(4, 2)).eval()
+def spread(net):
+    """The largest standard deviation of predictions."""
+    return vd.predict(net, X, samples=8, seed=0, likelihood=vd.Values()).std.max()
 
-    net = make()
+
+def test_a_net_whose_only_dropout_is_in_code_names_the_example():
+    net = nn.Sequential(nn.Linear(4, 4), OwnRate(), nn.Linear(4, 2)).eval()
     net[1].after.p = 0.0
-    with pytest.raises(vd.VardropError, match="pass `example_input` to find dropout in code"):
-        vd.convert(net, vd.mc_dropout())
+    told = "pass `example_input` to find dropout in code"
+    assert_refused(told, vd.convert, net, vd.mc_dropout())
     for recipe in (vd.mc_dropout(), vd.mc_dropout(0.1)):
         assert [s.name for s in vd.plan(net, recipe, example_input=X).changes] == ["1"]
     vd.convert(net, vd.mc_dropout(), example_input=X)
-    assert vd.predict(net, X, samples=8, seed=0, likelihood=vd.Values()).std.max() > 0
+    assert spread(net) > 0
 
 
 class DropPath(nn.Module):
@@ -121,13 +122,9 @@ class DropPath(nn.Module):
         return x * x.new_empty(len(x), *[1] * (x.dim() - 1)).bernoulli_(keep).div_(keep)
 
 
-class StochasticDepth(nn.Module):
-    def __init__(self, p=0.5):
-        super().__init__()
-        self.p = p
-
+class StochasticDepth(DropPath):
     def forward(self, x):
-        keep = torch.full((len(x), *[1] * (x.dim() - 1)), 1 - self.p)
+        keep = torch.full((len(x), *[1] * (x.dim() - 1)), 1 - self.drop_prob)
         return x * torch.bernoulli(keep) / keep if self.training else x
 
 
@@ -140,8 +137,7 @@ def test_stochastic_depth_follows_the_switch_without_an_example(kind, tmp_path):
     vd.convert(net, vd.mc_dropout())
     with vd.sampling(net):
         assert not all(torch.equal(net(X), net(X)) for _ in range(20))
-    vd.save_noisy(net, tmp_path / "net")
-    again = vd.load_noisy(tmp_path / "net", nn.Sequential(nn.Linear(4, 4), kind()))
+    again = reload(net, nn.Sequential(nn.Linear(4, 4), kind()), tmp_path)
     assert type(again[1]) is type(net[1])
 
 
@@ -196,8 +192,7 @@ def test_dropout_inside_torchs_functions_follows_the_switch(name, tmp_path):
     for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         assert type(other) is type(net)
         assert torch.equal(other.eval()(*x)[0], before)
-    vd.save_noisy(net, tmp_path / "net")
-    assert type(vd.load_noisy(tmp_path / "net", make())) is type(net)
+    assert type(reload(net, make(), tmp_path)) is type(net)
     wrong = make()
     wrong.dropout = 0.25
     told = r"the rates of '' are \{'dropout': 0.25\}, in the file"
@@ -276,7 +271,7 @@ def test_predictions_draw_dropout_in_code(recipe):
         assert predict(X, seed=0).std.max() > 0.01
     assert [type(m) for m in net.modules()] == kinds
     net[0].attention_dropout = 0.0
-    assert vd.predict(net, X, samples=8, seed=0, likelihood=vd.Values()).std.max() < 1e-3
+    assert spread(net) < 1e-3
 
 
 @pytest.mark.parametrize("recipe", [vd.mc_dropout(), vd.bayes_by_backprop()])
@@ -298,7 +293,7 @@ def test_dropout_that_code_always_draws_is_part_of_predictions():
     net = vd.convert(nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.1), always), vd.mc_dropout())
     assert reasons(net, X)["2"]
     net[1].p = 0.0
-    assert vd.predict(net, X, samples=8, seed=0, likelihood=vd.Values()).std.max() > 0
+    assert spread(net) > 0
 
 
 class Learning(nn.BatchNorm1d):
@@ -369,18 +364,17 @@ def test_a_registered_class_follows_the_switch(tmp_path):
     vd.gates.register_functional_dropout(Registered, lambda m: {"rate": m.attention_dropout})
     net = nn.Sequential(Registered(0.25), nn.Linear(4, 2)).eval()
     plain = net(X)
-    assert vd.predict(net, X, samples=8, seed=0, likelihood=vd.Values()).std.max() > 0
+    assert spread(net) > 0
     net[0].after.p = 0.0
     vd.convert(net, vd.mc_dropout())
     assert type(net[0]).__name__ == "SwitchedRegistered"
     assert torch.equal(net(X), plain)
     with vd.sampling(net):
         assert not torch.equal(net(X), net(X))
-    assert vd.predict(net, X, samples=8, seed=0, likelihood=vd.Values()).std.max() > 0
-    vd.save_noisy(net, tmp_path / "net")
+    assert spread(net) > 0
     again = nn.Sequential(Registered(0.25), nn.Linear(4, 2))
     again[0].after.p = 0.0
-    assert type(vd.load_noisy(tmp_path / "net", again)[0]) is type(net[0])
+    assert type(reload(net, again, tmp_path)[0]) is type(net[0])
     assert type(vd.revert(net)[0]) is Registered
     assert "a subclass may ask for the mode" in reasons(nn.Sequential(Derived()))["0"]
 

@@ -9,7 +9,9 @@ from torch import nn
 
 import vardrop as vd
 from tests import nets
+from tests.nets import reload
 from tests.refusals import assert_refused
+from tests.replay import replay
 from tests.running import python
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop.testing import HEADS, RECIPES
@@ -34,16 +36,10 @@ def trained(net, recipe, **where):
     return net.eval()
 
 
+@torch.no_grad()
 def draws(net, x=X):
-    with torch.no_grad(), torch.random.fork_rng(), vd.sampling(net):
-        torch.manual_seed(3)
+    with vd.sampling(net):
         return torch.stack([net(x) for _ in range(3)])
-
-
-def kl(net):
-    with torch.random.fork_rng():
-        torch.manual_seed(4)  # a prior may be sampled
-        return vd.kl(net).item()
 
 
 def same(first, second, x=X):
@@ -54,22 +50,21 @@ def same(first, second, x=X):
     flags = [[(n, p.requires_grad) for n, p in m.named_parameters()] for m in (first, second)]
     assert flags[0] == flags[1]
     assert torch.equal(first(x), second.eval()(x))
-    assert torch.equal(draws(first, x), draws(second, x))
+    assert torch.equal(replay(draws, first, x), replay(draws, second, x))
 
 
 @pytest.mark.parametrize("name", RECIPES | HEADS)
 def test_every_recipe_comes_back(name, tmp_path):
     net = trained(plain(), (RECIPES | HEADS)[name])
-    vd.save_noisy(net, tmp_path / "net.safetensors")
     into, generator = plain(), torch.get_rng_state()
-    again = vd.load_noisy(tmp_path / "net.safetensors", into=into)
+    again = reload(net, into, tmp_path)
     assert again is into
     assert torch.equal(torch.get_rng_state(), generator)
     same(net, again)
     for m, n in zip(net.modules(), again.modules(), strict=True):
         for part in ("posterior", "prior", "estimator", "rule", "noise", "noisy_bias", "p"):
             assert getattr(m, part, None) == getattr(n, part, None)
-    assert kl(net) == kl(again)
+    assert replay(vd.kl, net) == replay(vd.kl, again)
 
 
 def test_several_recipes_and_dropout_under_the_switch(tmp_path):
@@ -85,8 +80,7 @@ def test_dependent_gates_come_back_with_a_frozen_base(tmp_path):
     net = trained(plain(), vd.beta_bernoulli(), include=["0", "4"])
     trained(net, vd.dependent_beta_bernoulli(), include="4")
     net[0].gate.raw_b.requires_grad_(False)
-    vd.save_noisy(net, tmp_path / "net")
-    again = vd.load_noisy(tmp_path / "net", into=plain())
+    again = reload(net, plain(), tmp_path)
     same(net, again)
     assert again[4].gate.noise == net[4].gate.noise
     assert not again[4].gate.raw_a.requires_grad
@@ -103,22 +97,20 @@ class Tied(nets.Tied):
 
 def test_tied_weights_are_stored_once_and_come_back_tied(tmp_path):
     net, x = trained(Tied(), vd.sparse_vd()), torch.arange(6)
-    vd.save_noisy(net, tmp_path / "net")
+    again = reload(net, Tied(), tmp_path)
     tensors, _ = read_tensors(tmp_path / "net")
     assert set(tensors) == {"embedding.weight", "embedding.log_sigma2"}
-    again = vd.load_noisy(tmp_path / "net", into=Tied())
     assert again.embedding.log_sigma2 is again.decoder.log_sigma2
     assert again.embedding.weight is again.decoder.weight
     same(net, again, x)
-    assert kl(net) == kl(again)
+    assert replay(vd.kl, net) == replay(vd.kl, again)
 
 
 def test_noise_that_was_untied_stays_untied(tmp_path):
     net = trained(Tied(), vd.sparse_vd())
     net.decoder.log_sigma2 = nn.Parameter(net.decoder.log_sigma2.detach() - 1)
-    vd.save_noisy(net, tmp_path / "net")
     told = "log_sigma2' and .* are tied in the net only"
-    assert_refused(told, vd.load_noisy, tmp_path / "net", into=Tied())
+    assert_refused(told, reload, net, Tied(), tmp_path)
 
 
 class Own(nn.Module):
@@ -136,8 +128,7 @@ class Own(nn.Module):
 
 def test_layers_that_the_class_makes_noisy(tmp_path):
     net = trained(Own(), vd.sparse_vd(), include="last")
-    vd.save_noisy(net, tmp_path / "net")
-    same(net, vd.load_noisy(tmp_path / "net", into=Own()))
+    same(net, reload(net, Own(), tmp_path))
     told, into = "module 'layer' is noisy in another way", Own(vd.AdditiveGaussian(-5.0))
     assert_refused(told, vd.load_noisy, tmp_path / "net", into=into)
 
@@ -193,11 +184,10 @@ def test_a_net_that_does_not_fit_is_refused_and_left(make, match, recipe, tmp_pa
 
 
 def test_weights_that_must_be_tied(tmp_path):
-    vd.save_noisy(trained(Tied(), vd.sparse_vd()), tmp_path / "tied")
+    tied, apart = (trained(Tied(tie), vd.sparse_vd()) for tie in (True, False))
     told = "'decoder.weight' is not in the file.*tied in the file"
-    assert_refused(told, vd.load_noisy, tmp_path / "tied", into=Tied(tie=False))
-    vd.save_noisy(trained(Tied(tie=False), vd.sparse_vd()), tmp_path / "apart")
-    assert_refused("tied in the net only", vd.load_noisy, tmp_path / "apart", into=Tied())
+    assert_refused(told, reload, tied, Tied(tie=False), tmp_path)
+    assert_refused("tied in the net only", reload, apart, Tied(), tmp_path)
 
 
 def test_files_that_are_something_else(tmp_path):

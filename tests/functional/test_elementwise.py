@@ -12,6 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional
 
 import vardrop as vd
+from tests.replay import replay
 from vardrop import functional as F
 from vardrop.functional import clamp_with_gradient
 from vardrop.functional.fast import additive, switch
@@ -87,8 +88,7 @@ def test_alpha_at_its_bound_stays_while_data_and_prior_together_push_out(kind):
         return noise.grad.clone()
 
     for _ in range(20):
-        with torch.random.fork_rng():
-            free = gradient(-1e-6)  # just inside: nothing is stopped
+        free = replay(gradient, -1e-6)  # just inside: nothing is stopped
         torch.testing.assert_close(gradient(0.0), free.clamp(min=0.0), rtol=1e-3, atol=1e-3)
     assert (free < 0).all()
     assert (gradient(0.0, beta=0.0) > 0).all()  # the data alone push in: the terms disagree
@@ -149,15 +149,11 @@ _IN_PLACE = [vd.sparse_vd(), vd.l0(), vd.bayes_by_backprop(estimator=vd.weight_s
 @pytest.mark.parametrize("shape", [(2, 3, 4), (2, 5, 3, 4), (0, 3, 4)])
 def test_an_output_over_positions_can_be_changed_in_place(shape, recipe, training):
     layer = vd.convert(nn.Linear(4, 3), recipe).train(training)
+    attention = vd.convert(nn.MultiheadAttention(4, 2, batch_first=True), recipe).train(training)
     x = torch.randn(shape, requires_grad=True)
     layer(x).relu_().sum().backward()
-    assert x.grad.isfinite().all()
-
-
-def test_the_output_of_attention_can_be_changed_in_place():
-    layer = vd.convert(nn.MultiheadAttention(4, 2, batch_first=True), vd.l0())
-    x = torch.randn(2, 3, 4, requires_grad=True)
-    layer(x, x, x)[0].relu_().sum().backward()
+    if len(shape) == 3 and len(x):
+        attention(x, x, x)[0].relu_().sum().backward()
     assert x.grad.isfinite().all()
 
 

@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import vardrop as vd
+from tests.nets import Parts
 from tests.objective.processes import run_processes
 from vardrop._core import sharding as sharded
 from vardrop.functional import GeneratorNoise, draw_from, standard_normal
@@ -21,17 +22,11 @@ from vardrop.noisy import Noisy, enclosed
 from vardrop.testing import HEADS, RECIPES
 
 
-class Steps(nn.Module):
-    """A net on the inputs as a sequence of three steps."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer, self.last = layer, nn.Linear(4, 3)
-
-    def forward(self, x):
-        steps = x.view(-1, 3, 2).repeat(1, 1, 2)
-        attends = isinstance(self.layer, nn.MultiheadAttention)
-        return self.last(self.layer(*[steps] * (3 if attends else 1))[0].mean(1))
+def steps(net, x):
+    """The inputs as a sequence of three steps."""
+    x = x.view(-1, 3, 2).repeat(1, 1, 2)
+    attends = isinstance(net.layer, nn.MultiheadAttention)
+    return net.last(net.layer(*[x] * (3 if attends else 1))[0].mean(1))
 
 
 SEQUENCES = {
@@ -69,8 +64,10 @@ def selected(request):
 def make(name):
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        plain = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-        net = Steps(SEQUENCES[name]()) if name in SEQUENCES else plain
+        if name in SEQUENCES:
+            net = Parts(steps, layer=SEQUENCES[name](), last=nn.Linear(4, 3))
+        else:
+            net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
         vd.convert(net, ALL[name])
     return vd.ELBO(net, vd.Categorical(), num_data=20, samples=2)
 
@@ -87,13 +84,22 @@ def step(module, rank):
         module(x, y).loss.backward()
 
 
+def backward(rank, elbo, wrapped=None):
+    """The gradients of a step, of a wrapped objective if there is one."""
+    step(wrapped or elbo, rank)
+    return gradients(elbo)
+
+
 def gradients(elbo):
     return {n: p.grad.clone() for n, p in elbo.named_parameters() if p.grad is not None}
 
 
 def worker(rank, unused, chosen):
-    grads = {name: after_a_step(make(name), rank, unused) for name in chosen}
-    return grads | {"gathered": gathered(rank), "noise": noise(rank)}
+    found = {"gathered": gathered(rank), "noise": noise(rank)}
+    for elbo, name in ((make(name), name) for name in chosen):
+        wrapped = DistributedDataParallel(elbo, find_unused_parameters=unused)
+        found[name] = backward(rank, elbo, wrapped)
+    return found
 
 
 def noise(rank):
@@ -112,20 +118,13 @@ def noise(rank):
     return {"losses": torch.stack(losses), "weight": elbo.net[0].weight.detach()}
 
 
-def after_a_step(elbo, rank, unused):
-    step(DistributedDataParallel(elbo, find_unused_parameters=unused), rank)
-    return gradients(elbo)
-
-
 def gathered(rank):
     """Gradients of a batch alone, and of a second that is added to it."""
     elbo = make("sparse_vd")
     wrapped = DistributedDataParallel(elbo)
     with wrapped.no_sync():
-        step(wrapped, rank)
-    alone = gradients(elbo)
-    step(wrapped, rank)
-    return {"alone": alone, "both": gradients(elbo)}
+        alone = backward(rank, elbo, wrapped)
+    return {"alone": alone, "both": backward(rank, elbo, wrapped)}
 
 
 UNUSED = pytest.param(True, id="find_unused", marks=pytest.mark.slow)
@@ -139,29 +138,14 @@ def found(request, tmp_path_factory):
     return run_processes(worker, 2, folder, request.param, selected(request))
 
 
-def apart(name):
-    """The gradients of the two halves of the batch, in one process."""
-    parts = []
-    for rank in range(2):
-        elbo = make(name)
-        step(elbo, rank)
-        parts.append(gradients(elbo))
-    return parts
-
-
 @pytest.mark.parametrize("name", names())
 def test_gradients_equal_the_single_process(name, found):
-    (first, second), got = apart(name), found[0][name]
-    assert set(got) == set(first)
-    for key, grad in got.items():
-        expected = (first[key] + second[key]) / 2
-        scale = expected.abs().max().clamp(min=1.0)
-        assert float((grad - expected).abs().max() / scale) <= 1e-6, key
+    assert_near(found[0][name], averaged(name, make), 1e-6)
 
 
 def test_gradients_of_several_batches_are_gathered(found):
     """Two batches, the first without a word to the other process: noise differs between them."""
-    parts = apart("sparse_vd")
+    parts = [backward(rank, make("sparse_vd")) for rank in range(2)]
     whole = {key: first + parts[1][key] for key, first in parts[0].items()}
     for part, process in zip(parts, found, strict=True):
         torch.testing.assert_close(process["gathered"]["alone"], part, rtol=1e-6, atol=1e-7)
@@ -222,18 +206,14 @@ def of_layers(rank, name):
     optimizer = torch.optim.Adam(elbo.parameters(), 1e-2)
     with torch.no_grad():
         found = {"kl": float(vd.kl(elbo.net)) if name in vd.testing.RECIPES else 0.0}
-    step(elbo, rank)
-    found["gradients"] = together(gradients(elbo))
+    found["gradients"] = together(backward(rank, elbo))
     optimizer.step()
     found["state"] = together(elbo.state_dict())
     found["mean"] = vd.predict(elbo, x, mode="mean").mean
     found["draws"] = vd.predict(elbo, x, 3, seed=5).draws
-    elbo = shard(start(name), "unit")
-    step(elbo, rank)
-    found["unit"] = together(gradients(elbo))
-    elbo = shard(start(name), "layers", MixedPrecisionPolicy(torch.bfloat16, torch.float32))
-    step(elbo, rank)
-    found["bfloat16"] = together(gradients(elbo))
+    found["unit"] = together(backward(rank, shard(start(name), "unit")))
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    found["bfloat16"] = together(backward(rank, shard(start(name), "layers", policy)))
     return found
 
 
@@ -317,27 +297,19 @@ def found_sharded(request, folder):
     return run_processes(worker_sharded, 2, folder, str(folder / "files"), selected(request))
 
 
-class Half(nn.Module):
+def halved(elbo):
     """The fit alone in bfloat16: the KL of sharded parameters is one of float32."""
-
-    def __init__(self, elbo):
-        super().__init__()
-        self.elbo = elbo
-        elbo.set_beta(0.0)
-        for p in elbo.parameters():
-            p.data = p.data.bfloat16()
-
-    def forward(self, x, y):
-        return self.elbo(x.bfloat16(), y)
+    elbo.set_beta(0.0)
+    for p in elbo.parameters():
+        p.data = p.data.bfloat16()
+    return Parts(lambda net, x, y: net.elbo(x.bfloat16(), y), elbo=elbo)
 
 
-def averaged(name, precision=lambda elbo: elbo):
-    parts = []
-    for rank in range(2):
-        elbo = start(name)
-        step(precision(elbo), rank)
-        parts.append({key: grad.float() for key, grad in gradients(elbo).items()})
-    return {key: (grad + parts[1][key]) / 2 for key, grad in parts[0].items()}
+def averaged(name, begin=start, wrap=lambda elbo: None):
+    """The mean of the gradients of both halves of the batch, in one process."""
+    elbos = [begin(name) for _ in range(2)]
+    first, second = (backward(rank, elbo, wrap(elbo)) for rank, elbo in enumerate(elbos))
+    return {key: (grad.float() + second[key].float()) / 2 for key, grad in first.items()}
 
 
 def assert_near(got, expected, tolerance):
@@ -364,7 +336,7 @@ def test_every_process_knows_the_whole_kl(name, found_sharded):
 def test_half_precision_keeps_parameters_and_gradients_in_single(name, found_sharded):
     got = found_sharded[0][name]["bfloat16"]
     assert {g.dtype for g in got.values()} == {torch.float32}
-    expected, elbo = averaged(name, Half), start(name)
+    expected, elbo = averaged(name, wrap=halved), start(name)
     if (divergence := vd.kl(elbo.net)).requires_grad:
         (divergence / elbo.num_data).backward()
     for key, p in elbo.named_parameters():

@@ -10,6 +10,7 @@ import vardrop as vd
 from tests.nets import Parts
 from tests.pairs import PAIRS
 from tests.refusals import assert_refused
+from tests.replay import replay
 from tests.running import python
 from vardrop.testing import HEADS, LAYERS, RECIPES, RECURRENT
 
@@ -41,18 +42,14 @@ def test_a_net_that_begins_in_place_leaves_the_input_alone(first, samples):
     net = nn.Sequential(FIRST[first](), nn.Linear(4, 3))
     vd.convert(net, vd.sparse_vd(log_sigma2=-30.0))
     elbo, x = vd.ELBO(net, vd.Categorical(), num_data=50, samples=samples), X.clone()
-    with torch.random.fork_rng():
-        found = elbo(x, Y)
+    found = replay(elbo, x, Y)
     assert torch.equal(x, X)
-    with torch.random.fork_rng():
-        draws = [vd.Categorical()(net(X.clone()), Y) for _ in range(samples)]
+    draws = replay(lambda: [vd.Categorical()(net(X.clone()), Y) for _ in range(samples)])
     torch.testing.assert_close(found.nll, sum(draws) / samples, rtol=1e-5, atol=1e-5)
 
 
 def test_inputs_in_a_structure_are_left_alone_too():
-    def run(net, batch):
-        return net.layer(batch["x"].mul_(0) + batch["rest"][0].add_(1))
-
+    run = lambda net, batch: net.layer(batch["x"].mul_(0) + batch["rest"][0].add_(1))
     net = vd.convert(Parts(run, layer=nn.Linear(4, 3)), vd.sparse_vd())
     elbo = vd.ELBO(net, vd.Categorical(), num_data=50, samples=2)
     batch = {"x": X.clone(), "rest": (X.clone(),), "name": "a"}
@@ -125,11 +122,10 @@ def make(every=1):
 
 
 def train(elbo, step):
-    with torch.random.fork_rng():
-        losses = []
-        for beta in (0.5, 1.0, 1.0):
-            elbo.set_beta(beta)
-            losses.append(step(COMPILED_X, COMPILED_Y))
+    losses = []
+    for beta in (0.5, 1.0, 1.0):
+        elbo.set_beta(beta)
+        losses.append(step(COMPILED_X, COMPILED_Y))
     return losses, [p.detach() for p in elbo.parameters()]
 
 
@@ -155,8 +151,9 @@ def test_the_step_is_the_plain_step(compiler, every, monkeypatch):
         pytest.skip("no C++ compiler")
     elbo = make(every)
     other = copy.deepcopy(elbo)
-    mine = train(elbo, vd.compile(elbo, torch.optim.Adam(elbo.parameters(), lr=0.01)))
-    theirs = train(other, plain(other, torch.optim.Adam(other.parameters(), lr=0.01)))
+    optimizer, others = (torch.optim.Adam(e.parameters(), lr=0.01) for e in (elbo, other))
+    mine = replay(train, elbo, vd.compile(elbo, optimizer))
+    theirs = replay(train, other, plain(other, others))
     for a, b in zip(mine[0], theirs[0], strict=True):
         torch.testing.assert_close(a[:4], tuple(p.detach() for p in b[:4]), rtol=5e-5, atol=1e-6)
         assert not a.loss.requires_grad
@@ -170,9 +167,8 @@ def test_every_net_has_a_code_object_of_its_own(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda f, **_: seen.append(f.__code__) or f)
     elbos = [make() for _ in range(3)]
     for elbo in elbos:
-        assert vd.compile(elbo, torch.optim.Adam(elbo.parameters()))(
-            COMPILED_X, COMPILED_Y
-        ).loss.isfinite()
+        step = vd.compile(elbo, torch.optim.Adam(elbo.parameters()))
+        assert step(COMPILED_X, COMPILED_Y).loss.isfinite()
     assert len(set(seen)) == 3
 
 
@@ -181,19 +177,14 @@ def test_torch_compile_leaves_out_the_value_of_the_kl_too():
     elbo, values = make(every=3), []
     step = torch.compile(elbo, backend="eager")
     for _ in range(4):
-        found = []
-        for objective in (step, elbo.parts):
-            with torch.random.fork_rng():
-                found.append(objective(COMPILED_X, COMPILED_Y))
+        found = [replay(f, COMPILED_X, COMPILED_Y) for f in (step, elbo.parts)]
         gradients = [torch.autograd.grad(o.loss, elbo.net[0].weight)[0] for o in found]
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
         values.append(float(found[0].kl.detach()))
         elbo.net[0].log_sigma2.data.add_(0.5)
     assert elbo._step == 4
     assert values[0] == values[1] == values[2] != values[3]
-    assert float(elbo.eval()(COMPILED_X, COMPILED_Y).kl.detach()) == pytest.approx(
-        float(vd.kl(elbo.net).detach())
-    )
+    torch.testing.assert_close(elbo.eval()(COMPILED_X, COMPILED_Y).kl, vd.kl(elbo.net))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inside torch.compile
@@ -212,10 +203,7 @@ def test_shapes_may_be_dynamic(recipe):
     elbo = vd.ELBO(vd.convert(net, RECIPES[recipe]), vd.Categorical(), num_data=20)
     step = torch.compile(elbo, dynamic=True, fullgraph=True, backend="aot_eager")
     for rows in (8, 5):
-        with torch.random.fork_rng():
-            mine = step(COMPILED_X[:rows], COMPILED_Y[:rows])
-        with torch.random.fork_rng():
-            expected = elbo(COMPILED_X[:rows], COMPILED_Y[:rows])
+        mine, expected = (replay(f, COMPILED_X[:rows], COMPILED_Y[:rows]) for f in (step, elbo))
         torch.testing.assert_close(mine.loss, expected.loss, rtol=1e-4, atol=1e-5)
         mine.loss.backward()
 
@@ -283,12 +271,9 @@ def test_a_forward_pass_on_a_pretended_gpu():
 
 @pytest.mark.parametrize("budget", [0.0, 0.9])
 def test_compile_refuses_to_draw_twice(budget):
-    elbo = vd.ELBO(vd.convert(nn.Linear(4, 3), vd.sparse_vd()), vd.Categorical(), 100)
-    with (
-        config.patch(activation_memory_budget=budget),
-        pytest.raises(vd.VardropError, match="activation_memory_budget to be 1, but got"),
-    ):
-        vd.compile(elbo, torch.optim.Adam(elbo.parameters()))
+    elbo, told = make(), "activation_memory_budget to be 1, but got"
+    with config.patch(activation_memory_budget=budget):
+        assert_refused(told, vd.compile, elbo, torch.optim.Adam(elbo.parameters()))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -299,11 +284,8 @@ def test_gradients_do_not_depend_on_autocast_around_backward(net, dtype):
     x = torch.randn(8, 6) if hasattr(net, "in_features") else torch.randn(4, 2, 6, 6)
     found = []
     for inside in (False, True):
-        net.zero_grad()
-        torch.manual_seed(0)
-        loss = net(x).square().sum()
+        loss = replay(net, x).square().sum()
         with torch.autocast("cpu", dtype, enabled=inside):
-            loss.backward()
-        found.append([p.grad.clone() for p in net.parameters()])
+            found.append(torch.autograd.grad(loss, list(net.parameters())))
     for alone, under in zip(*found, strict=True):
         assert torch.equal(alone, under)
