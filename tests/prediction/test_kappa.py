@@ -1,25 +1,25 @@
 """kappa against autograd's Hessian, and its stochastic estimator by a z-test."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
 import torch
-from scipy.stats import norm
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
 import vardrop as vd
 from experiments.diagnostics import accuracies, gradient_variance, likelihood_covariance
 from experiments.selective import unlabelled_kappa
+from tests.refusals import assert_refused
+from tests.replay import replay
+from tests.z_scores import assert_mean, assert_same_mean, z_bound
 from vardrop.functional.curvature import diagonal_fisher, diagonal_hessian, hutchinson_diagonal
 from vardrop.functional.random import GeneratorNoise, draw_from
 from vardrop.prediction.kappa import kappa
 
 
-def small_net() -> nn.Sequential:
+def small_net():
     net = nn.Sequential(
         nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)
     ).double()
@@ -27,20 +27,20 @@ def small_net() -> nn.Sequential:
     return vd.convert(net, vd.variational_dropout(per="layer"), include="4")
 
 
-def drawn_weight(layer: vd.Linear) -> Tensor:
+def drawn_weight(layer):
     weight = layer.noisy_tensors()["weight"]
     return weight.sample(weight.draw()).detach()
 
 
-def data(sizes: tuple[int, ...] = (5, 3)) -> list[tuple[Tensor, Tensor]]:
+def data(sizes=(5, 3)):
     return [(torch.randn(n, 1, 6).double(), torch.randint(3, (n,))) for n in sizes]
 
 
-def hessian_diagonal(net: nn.Module, name: str, x: Tensor, y: Tensor) -> Tensor:
+def hessian_diagonal(net, name, x, y):
     plain = copy.deepcopy(net).eval()
     weight = dict(plain.named_parameters())[name].detach()
 
-    def log_likelihood(flat: Tensor) -> Tensor:
+    def log_likelihood(flat):
         output = functional_call(plain, {name: flat.view_as(weight)}, (x,))
         return -functional.cross_entropy(output, y)
 
@@ -48,7 +48,7 @@ def hessian_diagonal(net: nn.Module, name: str, x: Tensor, y: Tensor) -> Tensor:
     return full.diagonal().view_as(weight)
 
 
-def test_at_the_means_it_matches_the_hessian_of_autograd() -> None:
+def test_at_the_means_it_matches_the_hessian_of_autograd():
     net, batches = small_net(), data()
     found = kappa(net, batches, samples=0)
     x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
@@ -59,7 +59,7 @@ def test_at_the_means_it_matches_the_hessian_of_autograd() -> None:
         assert value.abs().max() > 1e-3  # there is something to compare
 
 
-def test_single_precision_is_within_1e_5() -> None:
+def test_single_precision_is_within_1e_5():
     net, batches = small_net(), data()
     exact = kappa(net, batches, samples=0)
     single = kappa(net.float(), [(x.float(), y) for x, y in batches], samples=0)
@@ -67,19 +67,17 @@ def test_single_precision_is_within_1e_5() -> None:
         assert (value - exact[name]).abs().max() <= 1e-5
 
 
-def test_stochastic_estimator_is_unbiased() -> None:
-    net, batches, runs = small_net(), data((4,)), 400
+def test_stochastic_estimator_is_unbiased():
+    net, batches = small_net(), data((4,))
     exact = kappa(net, batches, samples=0)
-    draws = [kappa(net, batches, probes=2, seed=seed, samples=0) for seed in range(runs)]
-    limit = norm.isf(1e-6 / 2 / sum(v.numel() for v in exact.values()))
+    draws = [kappa(net, batches, probes=2, seed=seed, samples=0) for seed in range(400)]
     for name, expected in exact.items():
         sample = torch.stack([d[name] for d in draws])
-        error = sample.std(0) / runs**0.5
-        assert error.max() > 0
-        assert ((sample.mean(0) - expected).abs() <= limit * error + 1e-12).all()
+        assert sample.std(0).max() > 0
+        assert_mean(sample, expected)
 
 
-def test_variance_layer_is_probed_at_zero() -> None:
+def test_variance_layer_is_probed_at_zero():
     # At zero means the output is the bias, and log p has a curvature from the softmax alone.
     net = vd.convert(nn.Linear(3, 2, bias=False).double(), vd.variance_layer())
     x = torch.tensor([[1.0, 2.0, 3.0]]).double()
@@ -88,7 +86,7 @@ def test_variance_layer_is_probed_at_zero() -> None:
     assert not net.weight.requires_grad
 
 
-def test_tied_weights_are_reported_once_and_the_net_stays() -> None:
+def test_tied_weights_are_reported_once_and_the_net_stays():
     net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
     net[2].weight = net[0].weight
     vd.convert(net, vd.sparse_vd())
@@ -97,7 +95,7 @@ def test_tied_weights_are_reported_once_and_the_net_stays() -> None:
     assert (net[0].sampling, net[0].weight.grad) == (None, None)
 
 
-def test_it_averages_the_hessian_over_draws_of_the_weights() -> None:
+def test_it_averages_the_hessian_over_draws_of_the_weights():
     net, batches = small_net(), data((4, 2))
     found = kappa(net, batches, seed=5, samples=3)
     again = kappa(net, batches, seed=5, samples=3)
@@ -116,26 +114,7 @@ def test_it_averages_the_hessian_over_draws_of_the_weights() -> None:
         assert (found[name] - expected).abs().max() <= 1e-10
 
 
-def test_it_is_the_derivative_of_the_likelihood_by_the_variance() -> None:
-    """Price: Var w E d^2 f / dw^2 = E (w - E w) df / dw, which needs first derivatives only."""
-    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
-    vd.convert(net, vd.bayes_by_backprop(log_sigma2=0.0), include="0")
-    x, y, runs = torch.randn(1, 3).double(), torch.tensor([1]), 20_000
-    layer = net[0]
-    weights = torch.stack([drawn_weight(layer) for _ in range(runs)])
-
-    def log_p(weight: Tensor) -> Tensor:
-        return -functional.cross_entropy(functional_call(net.eval(), {"0.weight": weight}, (x,)), y)
-
-    slopes = (weights - layer.weight) * torch.vmap(torch.func.grad(log_p))(weights)
-    parts = torch.stack([kappa(net, [(x, y)], samples=20)["0"] for _ in range(50)])
-    error = (slopes.var(0) / runs + parts.var(0) / 50).sqrt()
-    limit = norm.isf(1e-6 / 2 / error.numel())
-    assert ((slopes.mean(0) - parts.mean(0)).abs() <= limit * error).all()
-    assert (slopes.mean(0).abs() > limit * error).any()  # there is something to compare
-
-
-def test_a_variance_layer_before_a_relu_is_seen() -> None:
+def test_a_variance_layer_before_a_relu_is_seen():
     """At the means every unit is shut; prediction, which draws too, measures the same kappa."""
     net = nn.Sequential(nn.Linear(3, 5, bias=False), nn.ReLU(), nn.Linear(5, 1))
     vd.convert(net, vd.variance_layer(), include="0")
@@ -146,70 +125,21 @@ def test_a_variance_layer_before_a_relu_is_seen() -> None:
     # Behind straight pieces the Hessian of a squared error is the Fisher matrix, whatever y is.
     ours = torch.stack([kappa(net, batch, half_square)["0"] for _ in range(runs)])
     theirs = torch.stack([unlabelled_kappa(net, x, vd.Gaussian(1.0))["0"] for _ in range(runs)])
-    error = (ours.var(0) / runs + theirs.var(0) / runs).sqrt()
-    limit = norm.isf(1e-6 / 2 / error.numel())
-    assert ((ours.mean(0) - theirs.mean(0)).abs() <= limit * error).all()
-    assert (ours.mean(0) < -limit * error).any()
+    assert_same_mean(ours, theirs)
+    error = ours.std(0) / runs**0.5
+    assert (ours.mean(0) < -z_bound(error.numel()) * error).any()  # there is something to compare
 
 
-def test_errors() -> None:
-    net = small_net()
-    with pytest.raises(
-        vd.VardropError, match="Expected `probes` to be an integer of at least 1, .* None takes"
-    ):
-        kappa(net, data(), probes=0)
-    with pytest.raises(vd.VardropError, match="Expected `data` to have examples"):
-        kappa(net, [])
-    with pytest.raises(vd.VardropError, match="Expected `net` to have noisy weights"):
-        kappa(vd.convert(nn.Linear(2, 2), vd.binary_dropout()), [])
+@pytest.mark.parametrize("make, batches, options, match", [
+    (small_net, data(), {"probes": 0}, "`probes` to be an integer of at least 1, .* None takes"),
+    (small_net, [], {}, "Expected `data` to have examples"),
+    (lambda: vd.convert(nn.Linear(2, 2), vd.binary_dropout()), [], {}, "to have noisy weights"),
+])  # fmt: skip
+def test_errors(make, batches, options, match):
+    assert_refused(match, kappa, make(), batches, **options)
 
 
-# Diagonals of the Hessian and of the Fisher matrix against autograd's full matrices.
-
-
-def problem() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    first, second = (
-        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
-        for shape in ((12, 6), (3, 12))
-    )
-    x = torch.randn(20, 6, generator=generator, dtype=torch.float64)
-    return first, second, x, torch.randint(0, 3, (20,), generator=generator)
-
-
-def loss(first: Tensor, second: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return functional.cross_entropy(torch.tanh(x @ first.T) @ second.T, y)
-
-
-def exact(first: Tensor, second: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
-    full = torch.autograd.functional.hessian(lambda a, b: loss(a, b, x, y), (first, second))
-    return [
-        full[i][i].reshape(t.numel(), t.numel()).diagonal().view_as(t)
-        for i, t in enumerate((first, second))
-    ]
-
-
-def test_the_exact_diagonal() -> None:
-    first, second, x, y = problem()
-    found = diagonal_hessian(loss(first, second, x, y), [first, second])
-    for a, b in zip(found, exact(first, second, x, y), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
-
-
-def test_the_probes_are_unbiased() -> None:
-    first, second, x, y = problem()
-    value, generator = loss(first, second, x, y), torch.Generator().manual_seed(1)
-    runs = [
-        hutchinson_diagonal(value, [first, second], probes=1, generator=generator)
-        for _ in range(2000)
-    ]
-    for index, reference in enumerate(exact(first, second, x, y)):
-        found = torch.stack([run[index] for run in runs])
-        z = (found.mean(0) - reference).abs() / (found.std(0) / len(runs) ** 0.5)
-        assert z.max() < 6.0  # 108 comparisons, below 1e-6 together
-
-
-def test_linear_values_have_no_curvature() -> None:
+def test_linear_values_have_no_curvature():
     w = torch.ones(3, requires_grad=True)
     other = torch.ones(2, requires_grad=True)
     assert diagonal_hessian(2 * w.sum(), [w])[0].tolist() == [0.0] * 3
@@ -217,13 +147,16 @@ def test_linear_values_have_no_curvature() -> None:
     assert diagonal_hessian(w.pow(3).sum(), [w, other])[1].tolist() == [0.0] * 2
 
 
-def test_the_fisher_diagonal_is_minus_the_expected_hessian() -> None:
-    first, second, x, _ = problem()
+def test_the_fisher_diagonal_is_minus_the_expected_hessian():
+    generator = torch.Generator().manual_seed(0)
+    first, second, x = (
+        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(shape[0] < 20)
+        for shape in ((12, 6), (3, 12), (20, 6))
+    )
     output = torch.relu(x @ first.T) @ second.T
     probs = output.detach().softmax(1)
-    generator = torch.Generator().manual_seed(1)
 
-    def score() -> Tensor:
+    def score():
         drawn = torch.multinomial(probs, 1, generator=generator).squeeze(1)
         return functional.one_hot(drawn, 3) - probs
 
@@ -231,19 +164,10 @@ def test_the_fisher_diagonal_is_minus_the_expected_hessian() -> None:
     # The Hessian of log p, which is the same for every y in a net piecewise linear in its weights.
     value = -output.log_softmax(1)[:, 0].sum()
     for index, reference in enumerate(diagonal_hessian(value, [first, second])):
-        found = torch.stack([run[index] for run in runs])
-        error = (found.std(0) / len(runs) ** 0.5).clamp(min=1e-12)
-        assert ((found.mean(0) - reference).abs() / error).max() < 6.0
+        assert_mean(torch.stack([run[index] for run in runs]), reference)
 
 
 # What all diagnostics keep to: losses per example, and batches that stay as they are.
-
-
-IMAGES = [(torch.randn(4, 1, 2, 3), torch.randint(2, (4, 2, 3))) for _ in range(6)]
-
-
-def pixels():
-    return vd.convert(nn.Conv2d(1, 2, 1), vd.bayes_by_backprop(log_sigma2=-3.0))
 
 
 def per_example(output, y):
@@ -254,33 +178,16 @@ def mean(output, y):
     return per_example(output, y).mean()
 
 
-def same(first, second):
-    """The results of two calls from one seed."""
-    found = []
-    for call in (first, second):
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            found.append(call())
-    return found
-
-
-def test_kappa_is_per_example():
-    net = pixels()
-    mine, expected = same(lambda: kappa(net, IMAGES), lambda: kappa(net, IMAGES, mean))
-    torch.testing.assert_close(mine, expected)
-
-
-def test_gradients_and_likelihoods_are_per_example():
-    net = pixels()
-    mine, expected = same(
-        lambda: gradient_variance(net, IMAGES), lambda: gradient_variance(net, IMAGES, mean)
-    )
-    assert mine["weight"].value == pytest.approx(expected["weight"].value)
-    mine, expected = same(
-        lambda: likelihood_covariance(net, IMAGES),
-        lambda: likelihood_covariance(net, IMAGES, per_example),
-    )
-    assert mine.variance.value == pytest.approx(expected.variance.value)
+@pytest.mark.parametrize("diagnose, loss, number", [
+    (kappa, mean, lambda found: found[""].tolist()),
+    (gradient_variance, mean, lambda found: found["weight"].value),
+    (likelihood_covariance, per_example, lambda found: found.variance.value),
+])  # fmt: skip
+def test_losses_are_per_example(diagnose, loss, number):
+    net = vd.convert(nn.Conv2d(1, 2, 1), vd.bayes_by_backprop(log_sigma2=-3.0))
+    images = [(torch.randn(4, 1, 2, 3), torch.randint(2, (4, 2, 3))) for _ in range(6)]
+    mine, expected = replay(diagnose, net, images), replay(diagnose, net, images, loss)
+    torch.testing.assert_close(number(mine), number(expected))
 
 
 @pytest.mark.parametrize("diagnose", [accuracies, gradient_variance, kappa, likelihood_covariance])

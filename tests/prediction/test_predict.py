@@ -1,20 +1,18 @@
 """Sampling: the same numbers from a seed, the same distribution from every way of drawing."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import vardrop as vd
-from tests.prediction.nets import Wrapped
+from tests.nets import Parts
+from tests.prediction.nets import blocks, strategy_of, wrapped
 from tests.refusals import assert_refused
-from vardrop._core.errors import VardropError
+from tests.z_scores import assert_same_moments, assert_variance, z_bound
 from vardrop.functional import GeneratorNoise, draw_from
 from vardrop.prediction import gaussian_layer, predict
 from vardrop.prediction.strategies import LoopDraws, RowDraws
@@ -28,39 +26,19 @@ RECIPES = {
 }  # fmt: skip
 
 
-def dense(recipe: vd.Recipe | None = None) -> nn.Module:
+def dense(recipe=None):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
     return vd.convert(net, recipe or RECIPES["posterior"]).eval()
 
 
-def inputs(rows: int = 4) -> Tensor:
+def inputs(rows=4):
     return torch.randn(rows, 5, generator=torch.Generator().manual_seed(1))
-
-
-def z_score(a: Tensor, b: Tensor) -> float:
-    """The largest difference of two means of draws (S, ...), in standard errors."""
-    error = (a.var(0) / len(a) + b.var(0) / len(b)).sqrt()
-    return float(((a.mean(0) - b.mean(0)).abs() / error).max())
-
-
-def blocks(net: nn.Module, x: Tensor, samples: int, block: int, seed: int = 0) -> Tensor:
-    """Draws as the estimator draws, so many at a time."""
-    strategy = strategy_of(net, x)
-    strategy.most = block
-    with torch.no_grad(), draw_from(GeneratorNoise(seed)):
-        return torch.cat(list(strategy.draws(x, samples)))
-
-
-def strategy_of(net: nn.Module, x: Tensor, **options: Any) -> Any:
-    return vd.Predictor(net, **options).strategy_for(x)
 
 
 @pytest.mark.parametrize("draw", ["estimator", "functions"])
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_seed_gives_the_same_numbers_and_leaves_the_global_generator(
-    name: str, draw: str
-) -> None:
+def test_a_seed_gives_the_same_numbers_and_leaves_the_global_generator(name, draw):
     net, x = dense(RECIPES[name]), inputs()
     state = torch.get_rng_state()
     first = predict(net, x, 12, draw=draw, seed=3)
@@ -74,36 +52,34 @@ def test_a_seed_gives_the_same_numbers_and_leaves_the_global_generator(
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_chunks_and_ways_of_drawing_have_one_distribution(name: str) -> None:
+def test_chunks_and_ways_of_drawing_have_the_distribution_of_a_plain_loop(name):
     net, x, n = dense(RECIPES[name]), inputs(), 1000
-    draws = [
+    with torch.no_grad(), vd.sampling(net):
+        loop = torch.stack([net(x) for _ in range(n)])
+    for draws in (
         blocks(net, x, n, 30, seed=0),
         blocks(net, x, n, n, seed=1),
         predict(net, x, n, draw="functions", seed=2).draws,
-    ]
-    for other in draws[1:]:
-        assert z_score(draws[0], other) < Z
-        assert z_score(draws[0].square(), other.square()) < Z
+    ):
+        assert_same_moments(loop, draws, Z)
 
 
-def test_the_prediction_is_that_of_a_plain_loop() -> None:
-    net, x, n = dense(), inputs(), 2000
-    with torch.no_grad(), vd.sampling(net):
-        loop = torch.stack([net(x) for _ in range(n)])
-    assert z_score(loop, predict(net, x, n).draws) < Z
+SINGLE = vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=vd.weight_sample)
 
 
-def test_local_draws_are_independent_between_examples_and_function_draws_are_not() -> None:
-    net = vd.convert(nn.Linear(5, 1), RECIPES["posterior"]).eval()
-    x, n = torch.ones(2, 5), 4000
-    options = {"likelihood": vd.Values(), "seed": 0}
-    local = predict(net, x, n, draw="local", **options).draws.squeeze(-1)
-    assert abs(torch.corrcoef(local.T)[0, 1]) < Z / math.sqrt(n)
-    whole = predict(net, x, n, draw="functions", **options).draws.squeeze(-1)
-    assert torch.corrcoef(whole.T)[0, 1] > 0.999
+@pytest.mark.parametrize(
+    "recipe, whole", [(RECIPES["posterior"], "functions"), (SINGLE, "estimator")]
+)
+def test_local_draws_are_independent_between_examples_and_whole_functions_are_not(recipe, whole):
+    net, x, n = vd.convert(nn.Linear(5, 1), recipe).eval(), torch.ones(2, 5), 4000
+    kinds = (predict(net, x, n, draw=d, likelihood=vd.Values(), seed=0) for d in ("local", whole))
+    local, functions = (torch.corrcoef(p.draws.squeeze(-1).T)[0, 1] for p in kinds)
+    assert abs(local) < z_bound(1) / math.sqrt(n)
+    assert functions > 0.999
+    assert net.estimator == recipe.estimator
 
 
-def test_reductions_equal_those_of_all_draws_at_once() -> None:
+def test_reductions_equal_those_of_all_draws_at_once():
     net, x = dense(), inputs()
     p = predict(net, x, 50, tolerance=1e-9, seed=0)  # in blocks of 25
     probs = p.draws.double().softmax(2)
@@ -122,14 +98,7 @@ def test_reductions_equal_those_of_all_draws_at_once() -> None:
     assert p.samples.tolist() == [50] * 4
 
 
-def test_probabilities_are_averaged_not_their_logarithms() -> None:
-    p = predict(dense(vd.bayes_by_backprop(log_sigma2=1.0)), inputs(), 64, seed=0)
-    geometric = p.draws.log_softmax(2).mean(0).softmax(1)
-    assert (p.probs - geometric).abs().max() > 0.01
-    torch.testing.assert_close(p.probs, p.draws.softmax(2).mean(0))
-
-
-def test_memory_does_not_grow_with_the_number_of_draws() -> None:
+def test_memory_does_not_grow_with_the_number_of_draws():
     net, x = dense(), inputs()
     sizes = []
     for samples in (20, 2000):
@@ -139,7 +108,7 @@ def test_memory_does_not_grow_with_the_number_of_draws() -> None:
     assert sizes[0] == sizes[1]
 
 
-def test_the_mean_mode_is_the_weight_scaling_rule() -> None:
+def test_the_mean_mode_is_the_weight_scaling_rule():
     net, x = dense(), inputs()
     p = predict(net, x, mode="mean")
     assert torch.equal(p.mean, net.eval()(x))
@@ -148,7 +117,7 @@ def test_the_mean_mode_is_the_weight_scaling_rule() -> None:
     assert p.samples.tolist() == [1] * 4
 
 
-def test_a_loader_gives_what_its_batches_give() -> None:
+def test_a_loader_gives_what_its_batches_give():
     net, x = dense(), inputs(6)
     p = predict(net, [(x[:4], torch.zeros(4)), (x[4:], torch.zeros(2))], 10, seed=0)
     assert len(p) == 6
@@ -156,15 +125,15 @@ def test_a_loader_gives_what_its_batches_give() -> None:
     torch.testing.assert_close(p.probs[:4], predict(net, x[:4], 10, seed=0).probs)
 
 
-def test_rows_are_split_where_one_draw_would_not_fit() -> None:
+def test_rows_are_split_where_one_draw_would_not_fit():
     net, x = dense(), inputs(9)
     memory = 8 * 6 * 4 * 2
     assert strategy_of(net, x, memory=memory).max_examples(x, 500) == 2
     p = predict(net, x, 500, memory=memory, seed=0)
-    assert z_score(p.draws, predict(net, x, 500, seed=1).draws) < Z
+    assert_same_moments(p.draws, predict(net, x, 500, seed=1).draws, Z)
 
 
-def test_the_tolerance_stops_each_batch_when_it_has_settled() -> None:
+def test_the_tolerance_stops_each_batch_when_it_has_settled():
     net = dense()
     sure, unsure = torch.zeros(3, 5), 3 * inputs(3)
     p = predict(net, [sure, unsure], 20_000, tolerance=0.01, seed=0)
@@ -174,7 +143,7 @@ def test_the_tolerance_stops_each_batch_when_it_has_settled() -> None:
     assert predict(net, unsure, 64, tolerance=1e-9).samples.tolist() == [64] * 3
 
 
-def test_modes_batch_norm_and_switches_are_left_as_found() -> None:
+def test_modes_batch_norm_and_switches_are_left_as_found():
     net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
     vd.convert(net, RECIPES["posterior"])
     net.train()
@@ -188,14 +157,13 @@ def test_modes_batch_norm_and_switches_are_left_as_found() -> None:
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
 
 
-class Failing(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        raise RuntimeError("broken")
+def fail(net, x):
+    raise RuntimeError("broken")
 
 
 @pytest.mark.parametrize("mode", ["sample", "mean", "moments"])
-def test_an_error_of_the_model_is_reported_and_everything_is_restored(mode: str) -> None:
-    net = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), Failing(), nn.Linear(8, 3))
+def test_an_error_of_the_model_is_reported_and_everything_is_restored(mode):
+    net = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), Parts(fail), nn.Linear(8, 3))
     vd.convert(net, RECIPES["posterior"]).train()
     state = torch.get_rng_state()
     with pytest.raises(vd.VardropError, match="`x` .* but got RuntimeError: broken") as error:
@@ -208,48 +176,44 @@ def test_an_error_of_the_model_is_reported_and_everything_is_restored(mode: str)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-class Branching(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x if x.mean().item() > -1e9 else -x
-
-
-def test_a_model_that_branches_on_values_is_drawn_pass_by_pass_and_the_plan_says_so() -> None:
-    net = nn.Sequential(nn.Linear(5, 8), Branching(), nn.Linear(8, 3))
+def test_a_model_that_branches_on_values_is_drawn_pass_by_pass_and_the_plan_says_so():
+    branch = Parts(lambda net, x: x if x.mean().item() > -1e9 else -x)
+    net = nn.Sequential(nn.Linear(5, 8), branch, nn.Linear(8, 3))
     predictor = vd.Predictor(vd.convert(net, RECIPES["posterior"]), 1000)
     reason = "one pass per draw, because its code branches on the values of tensors"
     assert predictor.plan(inputs()) == reason
     draws = predictor(inputs(), seed=0).draws
     net[1] = nn.Identity()
-    assert z_score(draws, predict(net, inputs(), 3000, seed=1).draws) < Z
+    assert_same_moments(draws, predict(net, inputs(), 3000, seed=1).draws, Z)
 
 
-def test_plain_dropout_is_noise_and_batch_norm_is_not_touched() -> None:
+def test_plain_dropout_is_noise_and_batch_norm_is_not_touched():
     net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
     net.eval()
     p = predict(net, inputs(), 4000, seed=0)
     assert (p.std > 0).all()
     hidden = net[1](net[0](inputs())).detach()
     expected = hidden.square() @ net[3].weight.detach().square().T  # p / (1 - p) = 1
-    square = (p.draws - p.draws.mean(0)).square()
-    assert ((square.mean(0) - expected).abs() / (square.std(0) / 4000**0.5)).max() < Z
+    assert_variance(p.draws, expected)
     assert not net[1].running_mean.any()
-    assert z_score(p.draws, predict(net, inputs(), 1000, draw="functions", seed=1).draws) < Z
+    functions = predict(net, inputs(), 1000, draw="functions", seed=1)
+    assert_same_moments(p.draws, functions.draws, Z)
 
 
-def test_what_comes_before_the_first_noise_runs_once() -> None:
+def test_what_comes_before_the_first_noise_runs_once():
     seen: list[int] = []
     net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
     net[0].register_forward_hook(lambda module, args, output: seen.append(len(output)))
     vd.convert(net, RECIPES["posterior"], include="2")
-    for wrapped in (net, Wrapped(net)):
-        predictor = vd.Predictor(wrapped)
+    for model in (net, wrapped(net)):
+        predictor = vd.Predictor(model)
         predictor(inputs())  # the first call makes the plan
         seen.clear()
         predictor(inputs())
         assert seen == [4]
 
 
-def test_draws_are_further_examples_only_if_examples_are_independent() -> None:
+def test_draws_are_further_examples_only_if_examples_are_independent():
     recipe, x = RECIPES["posterior"], inputs()
     nested = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(5, 5), nn.ReLU()), nn.Linear(5, 3))
     vd.convert(nested, recipe)
@@ -270,20 +234,6 @@ def test_draws_are_further_examples_only_if_examples_are_independent() -> None:
         assert re.search(reason, strategy.reason)
     mixed = nn.Sequential(vd.convert(nn.Linear(5, 5), recipe), vd.convert(nn.Linear(5, 5), flipout))
     assert "noise of shape" in strategy_of(mixed.eval(), x).reason
-
-
-def test_noise_in_front_of_the_first_noisy_layer_is_not_shared() -> None:
-    net = vd.convert(nn.Sequential(OwnNoise(), nn.Linear(5, 5)), RECIPES["posterior"], include="1")
-    first, second = predict(net, inputs(), 2, likelihood=vd.Values(), seed=0).draws
-    assert isinstance(strategy_of(net, inputs()), LoopDraws)
-    assert (first - second).abs().min() > 1e-3
-
-
-class OwnNoise(nn.Module):
-    """Noise that no switch reaches."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.randn_like(x)
 
 
 SQUARE = nn.Linear(5, 5)
@@ -321,7 +271,7 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_draws_as_examples_have_the_distribution_of_a_loop(name: str) -> None:
+def test_draws_as_examples_have_the_distribution_of_a_loop(name):
     net, recipe, x = CHAINS[name]
     net = vd.convert(copy.deepcopy(net), recipe).train()
     kept, n = x.clone(), 1500
@@ -331,12 +281,11 @@ def test_draws_as_examples_have_the_distribution_of_a_loop(name: str) -> None:
     with torch.no_grad(), draw_from(GeneratorNoise(1)):
         loop = torch.cat(list(LoopDraws.of_copy(net, lambda y: y, "").draws(x, n)))
     assert torch.equal(x, kept)  # what is overwritten is never the input
-    assert z_score(found, loop) < Z
-    assert z_score(found.square(), loop.square()) < Z
+    assert_same_moments(found, loop, Z)
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_outputs_of_zeros_change_no_draw(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_of_zeros_change_no_draw(name, monkeypatch):
     net, recipe, x = CHAINS[name]
     net = vd.convert(copy.deepcopy(net), recipe)
     found = []
@@ -366,28 +315,18 @@ NAN = torch.tensor([[math.nan] * 5])
     ([], {}, "at least one batch, but got an empty loader"),
     ([{"x": 1}], {}, "`x` to be a tensor, a dictionary of tensors, or batches of them"),
 ])  # fmt: skip
-def test_bad_input_is_refused(x: object, options: dict[str, object], match: str) -> None:
+def test_bad_input_is_refused(x, options, match):
     net = dense().train()
     assert_refused(match, predict, net, x, **options)
     assert all(m.training for m in net.modules())
 
 
-def test_nets_that_cannot_be_predicted_are_refused() -> None:
+def test_nets_that_cannot_be_predicted_are_refused():
     assert_refused("noisy modules or dropout, but got Linear", predict, nn.Linear(5, 3), inputs())
     assert predict(nn.Linear(5, 3), inputs(), mode="mean").probs.shape == (4, 3)
-    with pytest.raises(VardropError, match=r"\(N, classes, ...\), but got \(4,\)"):
-        predict(nn.Sequential(dense(), Sum()), inputs())
-    with pytest.raises(VardropError, match="4 rows as the input has"):
-        predict(nn.Sequential(dense(), nn.Flatten(0)), inputs())
-    with pytest.raises(VardropError, match="one tensor or an output with `logits`, but got tuple"):
-        predict(nn.Sequential(dense(), Two()), inputs(), mode="mean")
-
-
-class Sum(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.sum(1)
-
-
-class Two(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x, x
+    for match, last, mode in (
+        (r"\(N, classes, ...\), but got \(4,\)", Parts(lambda net, x: x.sum(1)), "sample"),
+        ("4 rows as the input has", nn.Flatten(0), "sample"),
+        ("or an output with `logits`, but got tuple", Parts(lambda net, x: (x, x)), "mean"),
+    ):
+        assert_refused(match, predict, nn.Sequential(dense(), last), inputs(), mode=mode)

@@ -1,7 +1,5 @@
 """One predictor for classes and Sequentials: the same numbers, the right distribution, its plan."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -9,15 +7,16 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 import vardrop as vd
+from tests.nets import Named, Parts
+from tests.prediction.nets import NETS, strategy_of, trained
 from tests.refusals import assert_refused
+from tests.z_scores import assert_same_moments
 from vardrop.functional import GeneratorNoise, draw_from
 from vardrop.noisy import noisy_weights
 from vardrop.prediction.strategies import FunctionDraws, LoopDraws, RowDraws
@@ -26,99 +25,11 @@ BAYES = vd.bayes_by_backprop(log_sigma2=-3.0)
 FLIPOUT = vd.bayes_by_backprop(log_sigma2=-3.0, estimator=vd.flipout)
 
 
-class Cnn(nn.Module):
-    """BatchNorm, in-place ReLU that is used twice, max pool, a function in forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)
-        self.conv2, self.norm2 = nn.Conv2d(4, 5, 2), nn.BatchNorm2d(5)
-        self.pool, self.relu = nn.MaxPool2d(2), nn.ReLU(inplace=True)
-        self.hidden, self.last = nn.Linear(5, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.pool(self.relu(self.norm1(self.conv1(x))))
-        x = self.relu(self.norm2(self.conv2(x)))
-        return self.last(functional.relu(self.hidden(x.view(x.size(0), -1))))
+MODELS = ["conv", "scaled", "tokens", "recurrent", "tied"]
 
 
-def to_sequential(net: Cnn) -> nn.Sequential:
-    return nn.Sequential(
-        net.conv1, net.norm1, nn.ReLU(True), nn.MaxPool2d(2), net.conv2, net.norm2, nn.ReLU(True),
-        nn.Flatten(), net.hidden, nn.ReLU(), net.last,
-    )  # fmt: skip
-
-
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.body, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
-
-    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
-        x = torch.tanh(self.stem(x))
-        y = x + torch.relu_(self.body(x))
-        return self.last(y if scale is None else y * scale)
-
-
-class Tokens(nn.Module):
-    """Attention over tokens that asks for sizes, and a mean over the positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(4, 12), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, _ = x.shape
-        query, key, value = self.qkv(x).view(batch, length, 3, 4).permute(2, 0, 1, 3)
-        return self.out(functional.scaled_dot_product_attention(query, key, value)).mean(1)
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.recurrent, self.last = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.recurrent(x)[0][:, -1])
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.inner(torch.tanh(self.inner(x)))))
-
-
-MODELS = {
-    "conv": (Cnn, (1, 6, 6)), "residual": (Residual, (4,)), "tokens": (Tokens, (5, 4)),
-    "recurrent": (Recurrent, (4, 3)), "tied": (Tied, (4,)),
-}  # fmt: skip
-
-
-def make(name: str, recipe: Any) -> tuple[nn.Module, Tensor]:
-    torch.manual_seed(0)
-    kind, shape = MODELS[name]
-    net = kind()
-    for norm in (m for m in net.modules() if isinstance(m, nn.BatchNorm2d)):
-        norm.running_mean.normal_()
-        norm.running_var.uniform_(0.5, 2)
-        nn.init.normal_(norm.weight)
-    return vd.convert(net, recipe).eval(), torch.randn(3, *shape)
-
-
-def assert_same_moments(found: Tensor, expected: Tensor) -> None:
-    """Means, and covariances between all outputs of an example, within 5 standard errors.
-
-    For at most 60 comparisons a right sampler fails with a probability below 4e-5.
-    """
-    pairs = [(found.double(), expected.double())]
-    centred = [d - d.mean(0) for d in pairs[0]]
-    pairs.append(tuple(d.unsqueeze(-1) * d.unsqueeze(-2) for d in centred))
-    for a, b in pairs:
-        error = (a.var(0) / len(a) + b.var(0) / len(b)).sqrt()
-        assert ((a.mean(0) - b.mean(0)).abs() / error.clamp(min=1e-12)).max() < 5
+def make(name, recipe=BAYES):
+    return trained(name, recipe, examples=3)
 
 
 COUNTS = pytest.mark.parametrize("count", [1000, pytest.param(20_000, marks=pytest.mark.slow)])
@@ -126,17 +37,17 @@ COUNTS = pytest.mark.parametrize("count", [1000, pytest.param(20_000, marks=pyte
 
 @COUNTS
 @pytest.mark.parametrize("name", MODELS)
-def test_draws_as_trained_are_those_of_a_loop_over_the_model(name: str, count: int) -> None:
-    net, x = make(name, BAYES)
+def test_draws_as_trained_are_those_of_a_loop_over_the_model(name, count):
+    net, x = make(name)
     found = vd.predict(net, x, 2 * count, likelihood=vd.Values(), seed=0).draws
     with torch.no_grad(), vd.sampling(net), draw_from(GeneratorNoise(1)):
         expected = torch.stack([net(x) for _ in range(count)])
-    assert_same_moments(found, expected)
+    assert_same_moments(found, expected, 5)
 
 
 @COUNTS
 @pytest.mark.parametrize("name", MODELS)
-def test_functions_are_draws_of_the_posterior(name: str, count: int) -> None:
+def test_functions_are_draws_of_the_posterior(name, count):
     net, x = make(name, FLIPOUT if name != "recurrent" else BAYES)
     found = vd.predict(net, x, count, draw="functions", likelihood=vd.Values(), seed=0).draws
     outputs, plain = [], vd.revert(copy.deepcopy(net))
@@ -145,50 +56,49 @@ def test_functions_are_draws_of_the_posterior(name: str, count: int) -> None:
         for _ in range(count):
             drawn = {key: tensor.sample(tensor.draw()) for key, tensor in dict(tensors).items()}
             outputs.append(torch.func.functional_call(plain, drawn, x))
-    assert_same_moments(found, torch.stack(outputs))
+    assert_same_moments(found, torch.stack(outputs), 5)
 
 
-def test_a_class_and_its_sequential_twin_draw_the_same_numbers() -> None:
-    net, x = make("conv", BAYES)
-    twin = to_sequential(net)
+def test_a_class_and_its_sequential_twin_draw_the_same_numbers():
+    net, x = make("conv")
+    twin = nn.Sequential(
+        net.conv1, net.norm1, nn.ReLU(True), nn.MaxPool2d(2), net.conv2, net.norm2, nn.ReLU(True),
+        nn.Flatten(), net.hidden, nn.ReLU(), net.last,
+    )  # fmt: skip
     for draw in ("estimator", "functions"):
         predictions = [vd.predict(n, x, 9, draw=draw, seed=3) for n in (net, twin)]
         torch.testing.assert_close(*(p.draws for p in predictions))
 
 
-def test_the_part_before_the_noise_is_shared_in_classes_too() -> None:
-    net, x = make("conv", BAYES)
-    plan = vd.Predictor(net).plan(x)
-    assert plan == "draws as further examples; the noise-free part is shared"
-    residual, rows = make("residual", BAYES)
-    assert isinstance(vd.Predictor(residual).strategy_for(rows), RowDraws)
-    tokens, sequences = make("tokens", BAYES)
-    assert "is shared" in vd.Predictor(tokens).plan(sequences)
+def test_strategies():
+    conv, images = make("conv")
+    assert vd.Predictor(conv).plan(images) == (
+        "draws as further examples; the noise-free part is shared"
+    )
+    assert "is shared" in vd.Predictor((tokens := make("tokens"))[0]).plan(tokens[1])
+    assert isinstance(strategy_of(*make("scaled")), RowDraws)
+    mixture, x = make("scaled", FLIPOUT)
+    mixture.last.estimator = vd.local_reparameterization
+    assert isinstance(strategy_of(mixture, x), LoopDraws)
 
 
 @pytest.mark.parametrize("recipe, kind", [(BAYES, RowDraws), (FLIPOUT, FunctionDraws)])
-def test_one_draw_per_example_is_predicted_with_whole_functions(recipe: Any, kind: type) -> None:
+def test_one_draw_per_example_is_predicted_with_whole_functions(recipe, kind):
     net, x = make("conv", recipe)
     predictor = vd.Predictor(net)
     predictor.is_kept = False
     assert isinstance(predictor.strategy_for(x), kind)
 
 
-def test_a_mixture_of_estimators_is_drawn_pass_by_pass() -> None:
-    net, x = make("residual", FLIPOUT)
-    net.last.estimator = vd.local_reparameterization
-    assert isinstance(vd.Predictor(net).strategy_for(x), LoopDraws)
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_a_seeded_prediction_does_not_depend_on_the_memory(name: str) -> None:
-    net, _ = make(name, BAYES)
-    x = torch.randn(9000, *MODELS[name][1])  # several blocks, and several parts of the batch
+def test_a_seeded_prediction_does_not_depend_on_the_memory(name):
+    net, _ = make(name)
+    x = torch.randn(9000, *NETS[name][1])  # several blocks, and several parts of the batch
     small, large = (vd.predict(net, x, 40, memory=memory, seed=0) for memory in (2**23, 2**28))
     torch.testing.assert_close(small.draws, large.draws)
 
 
-def test_batchnorm_behind_a_dense_layer_over_positions_is_not_folded() -> None:
+def test_batchnorm_behind_a_dense_layer_over_positions_is_not_folded():
     net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Flatten())
     net[1].running_mean.normal_()
     net[1].weight.data.normal_()
@@ -199,8 +109,8 @@ def test_batchnorm_behind_a_dense_layer_over_positions_is_not_folded() -> None:
         torch.testing.assert_close(found.mean, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_refresh_follows_the_model() -> None:
-    net, x = make("residual", BAYES)
+def test_refresh_follows_the_model():
+    net, x = make("scaled")
     for draw in ("estimator", "functions"):
         predictor = vd.Predictor(net, 64, draw=draw, likelihood=vd.Values())
         before = predictor(x).mean
@@ -211,7 +121,7 @@ def test_refresh_follows_the_model() -> None:
         net.last.bias.data.sub_(100.0)
 
 
-def test_kept_functions_are_the_same_in_every_call() -> None:
+def test_kept_functions_are_the_same_in_every_call():
     net, x = make("conv", FLIPOUT)
     predictor = vd.Predictor(net, 5)
     first, second = predictor(x).draws, predictor(x).draws
@@ -220,12 +130,12 @@ def test_kept_functions_are_the_same_in_every_call() -> None:
     torch.testing.assert_close(predictor(x, seed=1).draws, predictor(x, seed=1).draws)
 
 
-def test_other_threads_run_models_while_one_is_traced() -> None:
-    net, x = make("conv", BAYES)
+def test_other_threads_run_models_while_one_is_traced():
+    net, x = make("conv")
     failures: list[BaseException] = []
     stop = threading.Event()
 
-    def run() -> None:
+    def run():
         other = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
         while not stop.is_set():
             try:
@@ -243,28 +153,23 @@ def test_other_threads_run_models_while_one_is_traced() -> None:
     assert not failures
 
 
-def test_arguments_with_defaults_and_several_inputs() -> None:
-    net, x = make("residual", vd.bayes_by_backprop(log_sigma2=-30.0))
+def test_arguments_with_defaults_and_several_inputs():
+    net, x = make("scaled", vd.bayes_by_backprop(log_sigma2=-30.0))
     scale = torch.rand(3, 6)
     for inputs, expected in ((x, net(x)), ({"x": x, "scale": scale}, net(x, scale))):
         p = vd.predict(net, inputs, 4, likelihood=vd.Values())
         torch.testing.assert_close(p.mean, expected, rtol=1e-3, atol=1e-3)
 
 
-class InPlaceReuse(nn.Module):
-    """A value that is read again after an in-place operation on it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.relu = nn.Linear(4, 4), nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.inner(x)
-        return self.relu(hidden) + hidden
+def reuse(net, x):
+    """Reads a value again after an in-place operation on it."""
+    hidden = net.inner(x)
+    return net.relu(hidden) + hidden
 
 
-def test_in_place_operations_mean_what_they_do() -> None:
-    net = vd.convert(InPlaceReuse(), vd.bayes_by_backprop(log_sigma2=-30.0)).eval()
+def test_in_place_operations_mean_what_they_do():
+    net = Parts(reuse, inner=nn.Linear(4, 4), relu=nn.ReLU(inplace=True))
+    vd.convert(net, vd.bayes_by_backprop(log_sigma2=-30.0)).eval()
     x = torch.randn(5, 4)
     for draw in ("estimator", "functions"):
         p = vd.predict(net, x, 3, draw=draw, likelihood=vd.Values())
@@ -274,13 +179,13 @@ def test_in_place_operations_mean_what_they_do() -> None:
 # Ensembles: a predictor whose draws are its members.
 
 
-def members(count: int = 3) -> list[nn.Module]:
+def members(count=3):
     torch.manual_seed(0)
     nets = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)) for _ in range(count)]
     return [net.eval() for net in nets]
 
 
-def test_plain_members_are_averaged_in_probability() -> None:
+def test_plain_members_are_averaged_in_probability():
     nets, x = members(), torch.randn(5, 4)
     p = vd.Ensemble(nets)(x)
     outputs = torch.stack([net(x) for net in nets]).detach()
@@ -288,7 +193,7 @@ def test_plain_members_are_averaged_in_probability() -> None:
     torch.testing.assert_close(p.draws, outputs)
 
 
-def test_noisy_and_plain_members_have_the_same_weight() -> None:
+def test_noisy_and_plain_members_have_the_same_weight():
     plain, other, base = members()
     noisy = vd.convert(other, vd.bayes_by_backprop(log_sigma2=-2.0))
     x = torch.randn(5, 4)
@@ -300,13 +205,13 @@ def test_noisy_and_plain_members_have_the_same_weight() -> None:
     assert ((p.mean - expected).abs() / error).max() < 6  # of 15 comparisons, 3e-8 together
 
 
-def test_members_stay_as_they_are() -> None:
+def test_members_stay_as_they_are():
     nets = [net.train() for net in members()]
     vd.Ensemble(nets)(torch.randn(2, 4))
     assert all(net.training for net in nets)
 
 
-def test_it_is_calibrated_frozen_and_exported(tmp_path) -> None:
+def test_it_is_calibrated_frozen_and_exported(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     nets, x, y = members(), torch.randn(60, 4), torch.arange(60) % 3
     likelihood = vd.calibrate(vd.Ensemble(nets), (x, y))
@@ -326,64 +231,47 @@ def test_it_is_calibrated_frozen_and_exported(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("models", [[], 3, [1], nn.Linear(2, 2)])
-def test_bad_members_are_refused(models) -> None:
+def test_bad_members_are_refused(models):
     assert_refused("`models` to be a list of models", vd.Ensemble, models)
 
 
 # Predictions of models with packed sequences and of recurrent layers with gates.
 
 
-class Packed(nn.Module):
+def packed(net, x, lengths):
     """Embeds tokens, packs them by length and classifies the last state of an LSTM."""
+    sequences = nn.utils.rnn.pack_padded_sequence(
+        net.embed(x), lengths, batch_first=True, enforce_sorted=False
+    )
+    return net.last(net.recurrent(sequences)[1][0][-1])
 
-    def __init__(self):
-        super().__init__()
-        self.embed, self.last = nn.Embedding(20, 8), nn.Linear(12, 3)
-        self.recurrent = nn.LSTM(8, 12, 2, batch_first=True)
 
-    def forward(self, x, lengths):
-        packed = nn.utils.rnn.pack_padded_sequence(
-            self.embed(x), lengths, batch_first=True, enforce_sorted=False
-        )
-        return self.last(self.recurrent(packed)[1][0][-1])
+def padded(net, x, lengths):
+    return net.last(net.recurrent(net.embed(x))[1][0][-1])
+
+
+def of_tokens(run, recipe):
+    layers = {"embed": nn.Embedding(20, 8), "recurrent": nn.LSTM(8, 12, 2, batch_first=True)}
+    return vd.convert(Named(run, **layers, last=nn.Linear(12, 3)), recipe).eval()
 
 
 BATCH = {
     "x": torch.randint(20, (4, 9), generator=torch.Generator().manual_seed(0)),
     "lengths": torch.tensor([9, 4, 7, 2]),
 }
-RECIPES = {"bayes_by_backprop": vd.bayes_by_backprop(), "sparse_vd": vd.sparse_vd()}
 
 
-class Padded(Packed):
-    def forward(self, x, lengths):
-        return self.last(self.recurrent(self.embed(x))[1][0][-1])
-
-
-def model(recipe):
-    torch.manual_seed(0)
-    return vd.convert(Packed(), RECIPES[recipe]).eval()
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [vd.bayes_by_backprop(), vd.sparse_vd()])
 def test_packed_sequences_are_predicted_and_frozen(recipe):
-    net = model(recipe)
+    net = of_tokens(packed, recipe)
     assert vd.predict(net, BATCH, samples=4, seed=0).probs.shape == (4, 3)
+    assert vd.predict(net, BATCH, 4, seed=0, draw="functions").probs.shape == (4, 3)
     assert vd.freeze(net, samples=4)(BATCH, seed=0).probs.shape == (4, 3)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_packed_sequences_by_whole_functions(recipe):
-    assert vd.predict(model(recipe), BATCH, 4, seed=0, draw="functions").probs.shape == (4, 3)
-
-
 def test_recurrent_dropout_by_whole_functions():
-    net = vd.convert(Padded(), vd.recurrent_dropout(0.25)).eval()
+    net = of_tokens(padded, vd.recurrent_dropout(0.25))
     assert vd.predict(net, BATCH, 4, draw="functions").probs.shape == (4, 3)
-
-
-def test_a_function_drawn_from_recurrent_dropout():
-    net = vd.convert(Padded(), vd.recurrent_dropout(0.25)).eval()
     function, other = vd.draw(net, seed=0), vd.draw(net, seed=1)
     torch.testing.assert_close(function(**BATCH), function(**BATCH))
     assert not torch.allclose(function(**BATCH), other(**BATCH))
@@ -397,7 +285,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "memory.py"
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
-def test_memory_does_not_grow_with_the_draws() -> None:
+def test_memory_does_not_grow_with_the_draws():
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
     run = subprocess.run(
         [sys.executable, str(SCRIPT), "predict", "10000"],

@@ -1,32 +1,30 @@
 """Draws have the distribution of the layers' estimators, whatever else happens in the call."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 import vardrop as vd
 from tests.nets import Parts
-from tests.prediction.nets import Wrapped
+from tests.prediction.nets import blocks, wrapped
+from tests.refusals import assert_refused
 from tests.z_scores import assert_mean, assert_variance, z_bound
-from vardrop.functional import GeneratorNoise, draw_from
 from vardrop.prediction import predict
 
 
-def pooled_net() -> nn.Module:
+def pooled_net():
     """Pooling over positions of one kernel: their covariance decides the variance."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AvgPool2d(6), nn.Flatten())
     return vd.convert(net, vd.bayes_by_backprop(log_sigma2=-2.0))
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_rows_uncertainty_does_not_depend_on_the_rows_beside_it(wrapped: bool) -> None:
-    net = Wrapped(pooled_net()) if wrapped else pooled_net()
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_rows_uncertainty_does_not_depend_on_the_rows_beside_it(inside):
+    net = wrapped(pooled_net()) if inside else pooled_net()
     x = torch.randn(1, 1, 8, 8).repeat(64, 1, 1, 1)
     n, options = 1000, {"likelihood": vd.Values()}
     alone = predict(net, x[:1], n, seed=0, **options).draws[:, 0]
@@ -36,69 +34,35 @@ def test_a_rows_uncertainty_does_not_depend_on_the_rows_beside_it(wrapped: bool)
     assert_variance(alone, (squares * math.exp(-2.0) / 36).flatten().double())
 
 
-def test_whole_functions_keep_the_covariance_between_positions() -> None:
+def test_whole_functions_keep_the_covariance_between_positions():
     net, x, n = pooled_net(), torch.ones(1, 1, 8, 8), 1000
     whole = predict(net, x, n, draw="functions", likelihood=vd.Values(), seed=0).draws[:, 0]
     assert_variance(whole, torch.full((2,), 9 * math.exp(-2.0)).double())
 
 
-def test_local_draws_are_given_to_layers_with_another_estimator_on_request() -> None:
-    recipe = vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=vd.weight_sample)
-    net = vd.convert(nn.Linear(3, 1), recipe)
-    x, n = torch.ones(2, 3), 4000
-    own = predict(net, x, n, likelihood=vd.Values(), seed=0).draws.squeeze(-1)
-    assert torch.corrcoef(own.T)[0, 1] > 0.999
-    local = predict(net, x, n, draw="local", likelihood=vd.Values(), seed=0).draws.squeeze(-1)
-    assert abs(torch.corrcoef(local.T)[0, 1]) < z_bound(1) / math.sqrt(n)
-    assert net.estimator == vd.weight_sample
-
-
-class Functional(nn.Module):
-    """Noise that no module owns and no switch reaches, before the first noisy layer."""
-
-    def __init__(self, noise: str) -> None:
-        super().__init__()
-        self.layer, self.noise = nn.Linear(6, 1), noise
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.noise == "dropout":
-            return self.layer(functional.dropout(x, 0.5, training=True))
-        return self.layer(x + torch.randn_like(x))
-
-
-def draw_blocks(net: nn.Module, x: Tensor, samples: int, block: int | None) -> Tensor:
-    """Draws as the estimator draws, so many at a time."""
-    strategy = vd.Predictor(net).strategy_for(x)
-    strategy.most = block
-    return torch.cat(list(strategy.draws(x, samples)))
-
-
-class Jitter(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.randn(x.shape)
+NOISES = {  # that no module owns and no switch reaches
+    "dropout": lambda net, x: functional.dropout(x, 0.5, training=True),
+    "randn_like": lambda net, x: x + torch.randn_like(x),
+    "randn": lambda net, x: x + torch.randn(x.shape),
+}
 
 
 @pytest.mark.parametrize("block", [1, 8, None])
-@pytest.mark.parametrize("name", ["dropout", "randn_like", "module"])
-def test_noise_before_the_first_noisy_layer_is_drawn_for_every_draw(
-    name: str, block: int | None
-) -> None:
-    net = nn.Sequential(Jitter(), nn.Linear(6, 1)) if name == "module" else Functional(name)
-    layer = net[1] if name == "module" else net.layer
-    vd.convert(
-        net, vd.bayes_by_backprop(log_sigma2=-20.0), include="1" if name == "module" else None
-    )
-    layer.weight.data.fill_(1.0)
-    layer.bias.data.zero_()
-    with torch.no_grad(), draw_from(GeneratorNoise(0)):
-        draws = draw_blocks(net, torch.ones(2, 6), 1500, block)
+@pytest.mark.parametrize("name", NOISES)
+@pytest.mark.parametrize("chain", [True, False])
+def test_noise_before_the_first_noisy_layer_is_drawn_for_every_draw(chain, name, block):
+    net = nn.Sequential(Parts(NOISES[name]), nn.Linear(6, 1))
+    vd.convert(net, vd.bayes_by_backprop(log_sigma2=-20.0), include="1")
+    net[1].weight.data.fill_(1.0)
+    net[1].bias.data.zero_()
+    draws = blocks(net if chain else wrapped(net), torch.ones(2, 6), 1500, block)
     assert_mean(draws, 6.0)
     assert_variance(draws, torch.full((2, 1), 6.0).double())
 
 
 @pytest.mark.parametrize("draw", ["estimator", "functions"])
 @pytest.mark.parametrize("first", [nn.Dropout(0.5, inplace=True), nn.ReLU(inplace=True)])
-def test_a_net_that_begins_in_place_leaves_the_input_alone(first: nn.Module, draw: str) -> None:
+def test_a_net_that_begins_in_place_leaves_the_input_alone(first, draw):
     net = nn.Sequential(first, nn.Dropout(0.5, inplace=True), nn.Linear(6, 1))
     net[2].weight.data.fill_(1.0)
     net[2].bias.data.zero_()
@@ -112,14 +76,10 @@ def test_a_net_that_begins_in_place_leaves_the_input_alone(first: nn.Module, dra
         assert torch.equal(x, kept)
 
 
-def overwriting():
-    """A forward that overwrites its input by hand."""
-    return Parts(lambda net, x: net.layer(x.mul_(2).relu_()), layer=nn.Linear(3, 1))
-
-
 @pytest.mark.parametrize("draw", ["estimator", "functions"])
-def test_a_forward_that_overwrites_its_input_starts_afresh_in_every_draw(draw: str) -> None:
-    net = vd.convert(overwriting(), vd.bayes_by_backprop(log_sigma2=-20.0))
+def test_a_forward_that_overwrites_its_input_starts_afresh_in_every_draw(draw):
+    net = Parts(lambda net, x: net.layer(x.mul_(2).relu_()), layer=nn.Linear(3, 1))
+    vd.convert(net, vd.bayes_by_backprop(log_sigma2=-20.0))
     x = torch.ones(2, 3)
     p = predict(net, x, 64, draw=draw, likelihood=vd.Values(), seed=0)
     assert torch.equal(x, torch.ones(2, 3))
@@ -128,14 +88,13 @@ def test_a_forward_that_overwrites_its_input_starts_afresh_in_every_draw(draw: s
 
 
 @pytest.mark.parametrize("block", [1, 16, None])
-def test_batch_statistics_are_those_of_one_draw(block: int | None) -> None:
+def test_batch_statistics_are_those_of_one_draw(block):
     norm = nn.BatchNorm2d(2, track_running_stats=False, affine=False)
     net = vd.convert(nn.Sequential(nn.Conv2d(1, 2, 2), norm, nn.Flatten()), vd.sparse_vd(0.0))
     x, n = torch.randn(2, 1, 3, 3), 1500
     with torch.no_grad(), vd.sampling(net.eval()):
         loop = torch.stack([net(x) for _ in range(n)])
-    with torch.no_grad(), draw_from(GeneratorNoise(1)):
-        draws = draw_blocks(net, x, n, block)
+    draws = blocks(net, x, n, block, seed=1)
     # Statistics of one draw: every channel of every draw has mean zero and variance one.
     channels = draws.view(n, 2, 2, 4).transpose(1, 2).flatten(2)
     torch.testing.assert_close(channels.mean(2), torch.zeros(n, 2), atol=1e-5, rtol=0)
@@ -145,7 +104,7 @@ def test_batch_statistics_are_those_of_one_draw(block: int | None) -> None:
     assert (difference / error).max() < z_bound(difference.numel())
 
 
-def test_rows_that_are_normalised_together_are_not_split() -> None:
+def test_rows_that_are_normalised_together_are_not_split():
     norm = nn.BatchNorm1d(4, track_running_stats=False)
     net = vd.convert(nn.Sequential(nn.Linear(3, 4), norm), vd.sparse_vd(log_sigma2=-40.0))
     x = torch.randn(8, 3)
@@ -153,7 +112,7 @@ def test_rows_that_are_normalised_together_are_not_split() -> None:
     torch.testing.assert_close(p.mean, net.eval()(x).detach(), atol=1e-3, rtol=1e-3)
 
 
-def test_a_whole_function_is_one_function_of_all_batches() -> None:
+def test_a_whole_function_is_one_function_of_all_batches():
     net = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Dropout(0.3), nn.Linear(20, 1))
     vd.convert(net, vd.sparse_vd(log_sigma2=-2.0))
     x, options = torch.randn(4, 5), {"draw": "functions", "likelihood": vd.Values(), "seed": 0}
@@ -164,7 +123,7 @@ def test_a_whole_function_is_one_function_of_all_batches() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.4])
-def test_encoder_layers_draw_past_torchs_fused_path(rate: float) -> None:
+def test_encoder_layers_draw_past_torchs_fused_path(rate):
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=rate, batch_first=True).eval()
     net = nn.Sequential(layer, nn.Flatten())
     if rate == 0:
@@ -176,7 +135,7 @@ def test_encoder_layers_draw_past_torchs_fused_path(rate: float) -> None:
     assert not torch.equal(p.mean, again.mean)
 
 
-def test_densities_and_intervals_use_every_draw() -> None:
+def test_densities_and_intervals_use_every_draw():
     net = vd.convert(nn.Linear(1, 1), vd.bayes_by_backprop(log_sigma2=0.0))
     options = {"likelihood": vd.Gaussian(0.1), "seed": 0}
     assert len(predict(net, torch.ones(1, 1), 400, **options).draws) == 400
@@ -187,7 +146,7 @@ class TestLogSpace:
     """Probabilities that round to zero or one have finite logarithms all the same."""
 
     @staticmethod
-    def line(likelihood: vd.likelihoods.Likelihood, logit: float) -> vd.Prediction:
+    def line(likelihood, logit):
         outputs = 2 if isinstance(likelihood, vd.Categorical) else 1
         net = vd.convert(nn.Linear(1, outputs), vd.bayes_by_backprop(log_sigma2=-60.0))
         net.bias.data.zero_()
@@ -195,20 +154,20 @@ class TestLogSpace:
         return predict(net, torch.tensor([[logit]]), 8, likelihood=likelihood, seed=0)
 
     @pytest.mark.parametrize("logit", [15.0, 17.0, 20.0, 90.0, 300.0])
-    def test_binary(self, logit: float) -> None:
+    def test_binary(self, logit):
         p = self.line(vd.Bernoulli(), logit)
         assert float(p.log_prob(torch.zeros(1, 1))) == pytest.approx(-logit, rel=1e-4)
         p = self.line(vd.Bernoulli(), -logit)
         assert float(p.log_prob(torch.ones(1, 1))) == pytest.approx(-logit, rel=1e-4)
 
     @pytest.mark.parametrize("logit", [20.0, 110.0, 1000.0])
-    def test_classes(self, logit: float) -> None:
+    def test_classes(self, logit):
         p = self.line(vd.Categorical(), logit)
         assert float(p.log_prob(torch.tensor([1]))) == pytest.approx(-logit, rel=1e-4)
         assert p.entropy.isfinite().all()
         assert p.epistemic.isfinite().all()
 
-    def test_several_blocks_of_draws(self) -> None:
+    def test_several_blocks_of_draws(self):
         net = vd.convert(nn.Linear(1, 2, bias=False), vd.bayes_by_backprop(log_sigma2=4.0))
         x = torch.tensor([[50.0]])
         p = predict(net, x, 96, tolerance=1e-9, seed=0)  # in blocks of 32
@@ -216,7 +175,7 @@ class TestLogSpace:
         torch.testing.assert_close(p.log_probs.double(), exact, rtol=1e-5, atol=1e-6)
 
 
-def test_classes_of_probability_zero_have_finite_uncertainties() -> None:
+def test_classes_of_probability_zero_have_finite_uncertainties():
     net = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Linear(20, 4))
     vd.convert(vd.convert(net, vd.sparsemax(), include="2"), vd.sparse_vd(-2.0), include="0")
     p = predict(net, 3 * torch.randn(4, 5), 64, seed=0)
@@ -229,14 +188,14 @@ def test_classes_of_probability_zero_have_finite_uncertainties() -> None:
     assert not p.std.isnan().any()
 
 
-def test_a_net_with_nan_predicts_nothing() -> None:
+def test_a_net_with_nan_predicts_nothing():
     net = vd.convert(nn.Linear(2, 3), vd.sparse_vd())
     net.weight.data[0, 0] = math.nan
-    with pytest.raises(vd.VardropError, match="finite predictions, but got NaN .* in row 1"):
-        predict(net, torch.ones(2, 2))
+    told = "finite predictions, but got NaN .* in row 1"
+    assert_refused(told, predict, net, torch.ones(2, 2))
 
 
-def test_an_objective_predicts_with_its_own_likelihood() -> None:
+def test_an_objective_predicts_with_its_own_likelihood():
     net = vd.convert(nn.Linear(2, 1), vd.bayes_by_backprop())
     elbo = vd.ELBO(net, vd.Gaussian(0.3, learned=True), num_data=10)
     x = torch.ones(3, 2)

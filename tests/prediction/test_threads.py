@@ -1,16 +1,13 @@
 """One net serves several threads, and an interrupt leaves it as it was."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 import vardrop as vd
@@ -22,36 +19,33 @@ from vardrop.prediction import draw, predict
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 
 
-class Residual(nn.Module):
+def residual():
     """BatchNorm, dropout as a module and as a function, noisy layers."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(8, 12), nn.Linear(12, 12), nn.Linear(12, 3)
-        self.norm, self.drop = nn.BatchNorm1d(12), nn.Dropout(0.3)
+    def run(net, x):
+        h = net.a(x).relu()
+        h = h + net.norm(net.b(h)).relu()
+        return net.c(net.drop(functional.dropout(h, 0.2, training=True)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x).relu()
-        h = h + self.norm(self.b(h)).relu()
-        return self.c(self.drop(functional.dropout(h, 0.2, training=True)))
+    layers = {"a": nn.Linear(8, 12), "b": nn.Linear(12, 12), "c": nn.Linear(12, 3)}
+    return Parts(run, **layers, norm=nn.BatchNorm1d(12), drop=nn.Dropout(0.3))
 
 
 def plain():
     """As moments can carry it."""
-    run = lambda net, x: net.c(net.drop(net.a(x).relu()))
-    return Parts(run, a=nn.Linear(8, 12), c=nn.Linear(12, 3), drop=nn.Dropout(0.3))
+    return nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3), nn.Dropout(0.3))
 
 
-def chain() -> nn.Module:
+def chain():
     return nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3))
 
 
-def noisy(make: Callable[[], nn.Module]) -> nn.Module:
+def noisy(make):
     torch.manual_seed(0)
     return vd.convert(make(), vd.sparse_vd(log_sigma2=-4.0))
 
 
-def state(net: nn.Module) -> list[object]:
+def state(net):
     modules = list(net.modules())
     return [
         [type(m) for m in modules], [m.training for m in modules],
@@ -65,12 +59,12 @@ def state(net: nn.Module) -> list[object]:
     ]  # fmt: skip
 
 
-CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, int], Tensor]]] = {
+CASES = {
     "draws of a chain": (chain, lambda net, s: predict(net, X, 8, seed=s).draws),
-    "draws under vmap": (Residual, lambda net, s: predict(net, X, 8, seed=s).draws),
-    "whole functions": (Residual, lambda n, s: predict(n, X, 8, seed=s, draw="functions").draws),
+    "draws under vmap": (residual, lambda net, s: predict(net, X, 8, seed=s).draws),
+    "whole functions": (residual, lambda n, s: predict(n, X, 8, seed=s, draw="functions").draws),
     "mean": (chain, lambda net, s: predict(net, X, mode="mean").mean),
-    "mean with noise of its own": (Residual, lambda n, s: predict(n, X, mode="mean", seed=s).mean),
+    "mean with noise of its own": (residual, lambda n, s: predict(n, X, mode="mean", seed=s).mean),
     "moments": (plain, lambda net, s: predict(net, X, 8, mode="moments", seed=s).probs),
     "one function": (plain, lambda net, s: draw(net, seed=s)(X)),
     "kappa": (chain, lambda net, s: unlabelled_kappa(net, X, seed=s)["0"]),
@@ -78,7 +72,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, int], Tenso
 
 
 @pytest.fixture
-def often() -> Iterator[None]:
+def often():
     """Threads take turns as often as they can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
@@ -87,14 +81,14 @@ def often() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_concurrent_calls_give_what_they_give_alone(name: str, often: None) -> None:
+def test_concurrent_calls_give_what_they_give_alone(name, often):
     make, call = CASES[name]
     net, threads, rounds = noisy(make), 4, 6
     net.train()
     alone = [call(net, seed).clone() for seed in range(threads)]
     before, found, barrier = state(net), [], threading.Barrier(threads + 1)
 
-    def work(seed: int) -> None:
+    def work(seed):
         barrier.wait()
         for _ in range(rounds):
             found.append((seed, call(net, seed)))
@@ -112,13 +106,13 @@ def test_concurrent_calls_give_what_they_give_alone(name: str, often: None) -> N
     assert state(net)[:-1] == before[:-1]
 
 
-def test_training_goes_on_in_another_thread(often: None) -> None:
-    net = noisy(Residual)
+def test_training_goes_on_in_another_thread(often):
+    net = noisy(residual)
     elbo = vd.ELBO(net, vd.Categorical(), 100).train()
     optimizer = torch.optim.SGD(elbo.parameters(), lr=0.0)
     y, modes, stop = torch.zeros(16, dtype=torch.long), [], threading.Event()
 
-    def train() -> None:
+    def train():
         for _ in range(15):
             elbo(X, y).loss.backward()
             optimizer.step()
@@ -134,8 +128,8 @@ def test_training_goes_on_in_another_thread(often: None) -> None:
     assert all(m.training for m in net.modules())
 
 
-def test_unseeded_calls_follow_the_global_generator() -> None:
-    net = noisy(Residual)
+def test_unseeded_calls_follow_the_global_generator():
+    net = noisy(residual)
     torch.manual_seed(3)
     first, second = predict(net, X, 8).draws, predict(net, X, 8).draws
     torch.manual_seed(3)
@@ -148,16 +142,13 @@ def test_unseeded_calls_follow_the_global_generator() -> None:
 # runs, torch's own among them, and pytest takes that for a fault.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", CASES)
-def test_an_interrupt_leaves_net_and_torch_as_they_were(name: str) -> None:
+def test_an_interrupt_leaves_net_and_torch_as_they_were(name):
     make, call = CASES[name]
     net = noisy(make).train()
     call(net, 0)
     before, interrupted = state(net), 0
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGALRM, interrupt)
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         for attempt in range(40):
             with suppress(KeyboardInterrupt):  # it may also come between two calls
@@ -176,14 +167,12 @@ def test_an_interrupt_leaves_net_and_torch_as_they_were(name: str) -> None:
 
 @pytest.mark.parametrize("where", ["__enter__", "__exit__"])
 @pytest.mark.parametrize("name", [n for n in CASES if n != "mean"])
-def test_an_interrupt_of_the_noise_itself_leaves_the_thread_its_own(
-    name: str, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_of_the_noise_itself_leaves_the_thread_its_own(name, where, monkeypatch):
     make, call = CASES[name]
     net, kind = noisy(make), type(draw_from(GeneratorNoise(0)))
     before, own = noise_source(), getattr(kind, where)
 
-    def interrupted(*args: object) -> None:
+    def interrupted(*args):
         if where == "__enter__":
             own(*args)
         raise KeyboardInterrupt
