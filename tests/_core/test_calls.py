@@ -13,6 +13,7 @@ from torch import nn
 import vardrop as vd
 from tests.nets import Parts
 from tests.refusals import assert_refused
+from tests.replay import replay
 from vardrop._core import progress, rng
 from vardrop._core.calls import num_examples, split_batch
 from vardrop._core.progress import ProgressLine, track
@@ -28,21 +29,22 @@ class Encoding(UserDict):
     """Like the batches of tokenizers: a mapping that is no dict."""
 
 
-class Net(nn.Module):
+def forward(net, first, second=None, scale=1.0):
     """Two named inputs and a flag; an output with logits."""
+    hidden = net.a(first) + (0 if second is None else net.b(second))
+    return Output(hidden * scale, hidden)
 
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 3), nn.Linear(2, 3)
 
-    def forward(self, first, second=None, scale=1.0):
-        hidden = self.a(first) + (0 if second is None else self.b(second))
-        return Output(hidden * scale, hidden)
+def of_two(run):
+    """A net whose forward is this function."""
+    torch.manual_seed(0)
+    kind = type("Net", (Parts,), {"forward": run})
+    net = kind(run, a=nn.Linear(4, 3), b=nn.Linear(2, 3))
+    return vd.convert(net, vd.bayes_by_backprop(log_sigma2=-2.0))
 
 
 def noisy():
-    torch.manual_seed(0)
-    return vd.convert(Net(), vd.bayes_by_backprop(log_sigma2=-2.0))
+    return of_two(forward)
 
 
 def batch(count=6):
@@ -51,37 +53,24 @@ def batch(count=6):
     return {"first": first, "second": torch.randn(count, 2, generator=own)}
 
 
-def one_tensor(net):
-    """The same net with one tensor in and out."""
-    return Parts(lambda own, x: own.net(x[:, :4], x[:, 4:]).logits, net=net)
-
-
-def joined(count=6):
-    return torch.cat(list(batch(count).values()), 1)
-
-
 @pytest.mark.parametrize("draw", ["estimator", "functions"])
 def test_a_dictionary_predicts_what_its_tensors_do(draw):
     net = noisy()
-    expected = vd.predict(one_tensor(net), joined(), samples=8, seed=3, draw=draw)
+    joined = Parts(lambda own, x: own.net(x[:, :4], x[:, 4:]).logits, net=net)
+    tensor = torch.cat(list(batch().values()), 1)
+    expected = vd.predict(joined, tensor, samples=8, seed=3, draw=draw)
     for x in (batch(), Encoding(batch()), [batch()], [(batch(), torch.zeros(6))]):
         found = vd.predict(net, x, samples=8, seed=3, draw=draw)
         torch.testing.assert_close(found.probs, expected.probs)
     assert len(vd.predict(net, [batch(), batch(3)], samples=4)) == 9
-
-
-def test_little_memory_takes_a_dictionary_in_parts():
-    assert vd.predict(noisy(), batch(64), samples=4, memory=256).probs.shape == (64, 3)
+    assert vd.predict(net, batch(64), samples=4, memory=256).probs.shape == (64, 3)  # in parts
 
 
 def test_the_elbo_takes_what_the_net_takes():
     net, y = noisy(), torch.zeros(6, dtype=torch.long)
-    elbo, values = vd.ELBO(net, vd.Categorical(), num_data=10), []
-    for x in (batch(), Encoding(batch()), tuple(batch().values())):
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            values.append(elbo(x, y).loss.item())
-    assert values[0] == values[1] == values[2]
+    elbo = vd.ELBO(net, vd.Categorical(), num_data=10)
+    inputs = batch(), Encoding(batch()), tuple(batch().values())
+    assert len({replay(elbo, x, y).loss.item() for x in inputs}) == 1
     assert vd.predict(elbo, batch(), seed=0).probs.shape == (6, 3)
 
 
@@ -103,30 +92,24 @@ def test_a_likelihood_of_ones_own_gets_all_of_the_output():
 
 
 def test_what_is_refused():
-    net, wrong = noisy(), {**batch(), "second": torch.zeros(5, 2)}
-    assert_refused("one number of examples, but got 5 and 6", vd.predict, net, wrong)
-    with pytest.raises(vd.VardropError, match="`first` to be finite, but got 24"):
-        vd.predict(net, {**batch(), "first": torch.full((6, 4), torch.nan)})
-    assert_refused("a dictionary of tensors.*but got list of str", vd.predict, net, ["text"])
-    with pytest.raises(vd.VardropError, match='one tensor for mode="moments", but got dict'):
-        vd.predict(net, batch(), mode="moments")
-
-    class Bare(Net):
-        def forward(self, first, second):
-            return super().forward(first, second).hidden, None
-
-    bare = vd.convert(Bare(), vd.bayes_by_backprop())
-    assert_refused("`logits`, but got tuple. Pass output=", vd.predict, bare, batch())
-    with pytest.raises(vd.VardropError, match="`logits`, but got tuple"):
-        vd.ELBO(bare, vd.Categorical(), 10)(batch(), torch.zeros(6, dtype=torch.long))
+    net, nan = noisy(), torch.full((6, 4), torch.nan)
+    wrong = {**batch(), "second": torch.zeros(5, 2)}
+    bare = of_two(lambda net, first, second: (net.a(first), None))
+    told = 'one tensor for mode="moments", but got dict'
+    for match, model, x, options in (
+        ("one number of examples, but got 5 and 6", net, wrong, {}),
+        ("`first` to be finite, but got 24", net, {**batch(), "first": nan}, {}),
+        ("a dictionary of tensors.*but got list of str", net, ["text"], {}),
+        (told, net, batch(), {"mode": "moments"}),
+        ("`logits`, but got tuple. Pass output=", bare, batch(), {}),
+    ):
+        assert_refused(match, vd.predict, model, x, **options)
+    y = torch.zeros(6, dtype=torch.long)
+    assert_refused("`logits`, but got tuple", vd.ELBO(bare, vd.Categorical(), 10), batch(), y)
 
 
 def test_a_net_that_takes_the_dictionary_itself_gets_it():
-    class Whole(Net):
-        def forward(self, batch):
-            return super().forward(**batch).logits
-
-    net = vd.convert(Whole(), vd.bayes_by_backprop())
+    net = of_two(lambda net, batch: net.a(batch["first"]) + net.b(batch["second"]))
     assert vd.predict(net, batch(), samples=4).probs.shape == (6, 3)
     assert vd.ELBO(net, vd.Categorical(), 10)(batch(), torch.zeros(6, dtype=torch.long)).nll > 0
 

@@ -77,20 +77,19 @@ def test_no_damage_to_a_sealed_object_is_read_as_something_else(tmp_path):
 def test_an_object_without_its_seal_is_an_error():
     whole = files.with_checksum({"epochs": 3})
     assert verify_checksum(whole, "c.json") == {"epochs": 3}
-    with pytest.raises(vd.VardropError, match="checksum of c.json to match its content, but it do"):
-        verify_checksum({"epochs": 3}, "c.json")
-    with pytest.raises(vd.VardropError, match="checksum of c.json to match its content, but it do"):
-        verify_checksum({**whole, "epochs": 4}, "c.json")
+    for changed in ({"epochs": 3}, {**whole, "epochs": 4}):
+        told = "checksum of c.json to match its content, but it do"
+        assert_refused(told, verify_checksum, changed, "c.json")
     assert_refused("c.json to hold a JSON object, but got list", verify_checksum, [], "c.json")
 
 
-def test_json_that_is_nested_too_deeply_is_told(tmp_path):
-    (tmp_path / "deep.json").write_text("[" * 200_000)
-    with pytest.raises(vd.VardropError, match="deep.json to hold JSON, but got: maximum recursion"):
-        files.read_json(tmp_path / "deep.json")
-    (tmp_path / "latin.json").write_bytes(b'{"a": "\xff"}')
-    with pytest.raises(vd.VardropError, match="latin.json to hold JSON, but got: 'utf-8' codec"):
-        files.read_json(tmp_path / "latin.json")
+def test_json_that_cannot_be_read_is_told(tmp_path):
+    for content, told in (
+        (b"[" * 200_000, "a.json to hold JSON, but got: maximum recursion"),
+        (b'{"a": "\xff"}', "a.json to hold JSON, but got: 'utf-8' codec"),
+    ):
+        (tmp_path / "a.json").write_bytes(content)
+        assert_refused(told, files.read_json, tmp_path / "a.json")
 
 
 def test_numbers_that_are_not_finite_are_null_with_a_note(tmp_path):
@@ -117,8 +116,8 @@ def read_only(*_, **__):
 def test_a_read_only_directory_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("builtins.open", read_only)
     monkeypatch.setattr("pathlib.Path.unlink", read_only)
-    with pytest.raises(vd.VardropError, match=r"write 1 bytes to .*a, but got: Read-only file"):
-        files.write_atomically(tmp_path / "a", b"x")
+    told = r"write 1 bytes to .*a, but got: Read-only file"
+    assert_refused(told, files.write_atomically, tmp_path / "a", b"x")
     assert_refused(r"to .*\.lock, but got: Read-only file system", take, tmp_path)
     assert_refused(r"remove .*a, but got: Read-only file system", files.remove, tmp_path / "a")
 
@@ -154,9 +153,9 @@ def test_an_output_is_no_input(tmp_path):
     (tmp_path / "in.csv").write_text("a")
     (tmp_path / "link.csv").symlink_to(tmp_path / "in.csv")
     files.check_not_in_use(tmp_path / "out.csv", [tmp_path / "in.csv"])
+    told, inputs = "which is in use and would be lost. Choose", [tmp_path / "in.csv"]
     for name in ("in.csv", "link.csv", f"../{tmp_path.name}/in.csv"):
-        with pytest.raises(vd.VardropError, match="which is in use and would be lost. Choose"):
-            files.check_not_in_use(tmp_path / name, [tmp_path / "in.csv"])
+        assert_refused(told, files.check_not_in_use, tmp_path / name, inputs)
 
 
 def test_names_do_not_steer_the_terminal():

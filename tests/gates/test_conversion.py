@@ -8,18 +8,17 @@ from torch import nn
 
 import vardrop as vd
 from tests.refusals import assert_refused
+from tests.replay import replay
 from vardrop import recipes
-from vardrop._core.errors import VardropError
 from vardrop.gates import DROPOUT_TYPES
 from vardrop.noisy import relevance
 from vardrop.posteriors import Bernoulli
 from vardrop.testing import LAYERS, RECIPES
 
 
-def conv_net() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)
-    )
+def conv_net():
+    body = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*body, nn.Linear(64, 5))
 
 
 IMAGE = torch.randn(6, 1, 6, 6)
@@ -32,10 +31,14 @@ IMAGE = torch.randn(6, 1, 6, 6)
     "recipe",
     [recipes.beta_bernoulli(), recipes.structured_pruning(), recipes.l0(), recipes.bayesian_compression()],
 )  # fmt: skip
-def test_structured_gates_sit_on_dense_inputs_and_output_channels(recipe: vd.Recipe) -> None:
+def test_structured_gates_sit_on_dense_inputs_and_output_channels_and_dropout_on_inputs(recipe):
     net = vd.convert(conv_net(), recipe)
     found = {n: (r.kind, r.score.numel()) for n, r in relevance(net).items() if "gate" in n}
     assert found == {"0.gate": ("output", 4), "4.gate": ("input", 64)}
+    dropout = vd.convert(conv_net(), recipes.concrete_dropout())
+    sides = [(dropout[i].gate.side, dropout[i].gate.units) for i in (0, 4)]
+    assert sides == [("input", 1), ("input", 64)]
+    assert relevance(dropout) == {}
 
 
 # What is converted after training has to say what it said. The gates of structured pruning are
@@ -45,7 +48,7 @@ NEUTRAL += ("l0", "mc_dropout", "sparse_vd", "structured_pruning", "variational_
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
-def test_conversion_leaves_the_outputs_of_a_trained_net(name: str) -> None:
+def test_conversion_leaves_the_outputs_of_a_trained_net(name):
     net = nn.Sequential(conv_net(), nn.ReLU(), nn.Dropout(0.2), nn.Linear(5, 3)).eval()
     expected = net(IMAGE).detach()
     found = vd.convert(net, recipes.METHODS[name]()).eval()(IMAGE).detach()
@@ -53,33 +56,24 @@ def test_conversion_leaves_the_outputs_of_a_trained_net(name: str) -> None:
     assert float((found - expected).abs().max()) <= share * float(expected.abs().max())
 
 
-def test_open_gates_of_l0_have_a_mean_of_exactly_one() -> None:
+def test_open_gates_of_l0_have_a_mean_of_exactly_one():
     noise = vd.HardConcrete()
     assert noise.unit_mean(noise.initial(3)).tolist() == [1.0, 1.0, 1.0]
     edge = vd.HardConcrete(drop_rate=0.09)  # above 1/12
     assert float(edge.unit_mean(edge.initial(1))) < 1.0
 
 
-def test_dropout_gates_sit_on_inputs() -> None:
-    net = vd.convert(conv_net(), recipes.concrete_dropout())
-    assert [(net[i].gate.side, net[i].gate.units) for i in (0, 4)] == [("input", 1), ("input", 64)]
-    assert relevance(net) == {}
-
-
-def test_relevance_of_weights_is_log_alpha_below_three() -> None:
+def test_relevance_of_weights_is_log_alpha_below_three():
     net = vd.convert(nn.Sequential(nn.Linear(3, 2)), vd.variational_dropout("B", per="input"))
     net[0].log_alpha.data.copy_(torch.tensor([[-1.0, 2.9, 3.1]]))
     net[0].posterior = vd.MultiplicativeGaussian(per="input")  # without the bound at alpha = 1
     found = relevance(net)["0"]
     assert (found.kind, found.threshold, found.keep_above) == ("weight", 3.0, False)
     assert found.kept.tolist() == [[True, True, False]] * 2
-
-
-def test_zero_mean_weights_have_no_relevance() -> None:
     assert relevance(vd.convert(nn.Sequential(nn.Linear(3, 2)), vd.variance_layer())) == {}
 
 
-def test_a_closed_channel_is_zero_before_the_non_linearity() -> None:
+def test_a_closed_channel_is_zero_before_the_non_linearity():
     net = vd.convert(conv_net(), recipes.beta_bernoulli()).eval()
     with torch.no_grad():
         net[0].gate.raw_a[1] = -10.0
@@ -87,12 +81,11 @@ def test_a_closed_channel_is_zero_before_the_non_linearity() -> None:
     assert relevance(net)["0.gate"].kept.tolist() == [True, False, True, True]
 
 
-def test_group_gate_stands_beside_a_weight_posterior() -> None:
+def test_group_gate_stands_beside_a_weight_posterior():
     net = vd.convert(nn.Sequential(nn.Linear(3, 2)), recipes.bayesian_compression())
-    layer = net[0]
-    own = sum(tensor.kl() for tensor in layer.noisy_tensors().values())
-    torch.testing.assert_close(vd.kl(net), own + layer.gate.kl())
-    torch.testing.assert_close(layer.kl(), vd.kl(net))
+    own = sum(tensor.kl() for tensor in net[0].noisy_tensors().values())
+    torch.testing.assert_close(vd.kl(net), own + net[0].gate.kl())
+    torch.testing.assert_close(net[0].kl(), vd.kl(net))
     assert set(relevance(net)) == {"0", "0.gate"}
 
 
@@ -100,13 +93,14 @@ def test_group_gate_stands_beside_a_weight_posterior() -> None:
 
 
 @pytest.mark.parametrize("kind", DROPOUT_TYPES)
-def test_every_torch_dropout_becomes_switchable(kind: type[nn.Module]) -> None:
-    net = nn.Sequential(kind(0.4)).eval()
+def test_every_torch_dropout_becomes_switchable_and_draws_what_torch_draws(kind):
+    plain = nn.Sequential(kind(0.4)).eval()
     x = {nn.Dropout1d: IMAGE.squeeze(1), nn.Dropout3d: IMAGE.unsqueeze(1)}.get(kind, IMAGE)
-    expected = net(x)
-    vd.convert(net, recipes.mc_dropout())
+    expected, drawn = plain(x), replay(plain.train(), x)
+    net = vd.convert(copy.deepcopy(plain), recipes.mc_dropout()).eval()
     assert torch.equal(net(x), expected)
     with vd.sampling(net):
+        assert torch.equal(replay(net, x), drawn)
         assert any(not torch.equal(net(x), net(x)) for _ in range(16))
     with vd.sampling(net.train(), on=False):
         assert torch.equal(net(x), expected)
@@ -114,17 +108,7 @@ def test_every_torch_dropout_becomes_switchable(kind: type[nn.Module]) -> None:
     assert type(vd.revert(net)[0]) is kind
 
 
-def test_switched_dropout_draws_what_torch_would_draw() -> None:
-    plain = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5))
-    noisy = vd.convert(copy.deepcopy(plain), recipes.mc_dropout()).eval()
-    x = torch.randn(3, 4)
-    with torch.random.fork_rng():
-        expected = plain.train()(x)
-    with torch.random.fork_rng(), vd.sampling(noisy):
-        assert torch.equal(noisy(x), expected)
-
-
-def test_gates_are_inserted_where_the_net_has_no_dropout() -> None:
+def test_gates_are_inserted_where_the_net_has_no_dropout():
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     vd.convert(net, recipes.mc_dropout(drop_rate=0.25), include="2")
     assert net[2].gate.noise == vd.BinaryDropout(0.25)
@@ -134,15 +118,12 @@ def test_gates_are_inserted_where_the_net_has_no_dropout() -> None:
 # ---- S3: dropout is variational inference
 
 
-def test_gate_and_bernoulli_posterior_agree_on_the_same_mask() -> None:
+def test_gate_and_bernoulli_posterior_agree_on_the_same_mask():
     plain = nn.Linear(5, 3)
     gate = vd.convert(copy.deepcopy(plain), vd.binary_dropout(0.5))
     recipe = vd.Recipe(Bernoulli(0.5, per="input"), estimator=vd.weight_sample)
     posterior, x = vd.convert(copy.deepcopy(plain), recipe), torch.randn(1, 5)
-    with torch.random.fork_rng():
-        a = gate(x)
-    with torch.random.fork_rng():
-        b = posterior(x)
+    a, b = replay(gate, x), replay(posterior, x)
     assert torch.equal(a, b)
     a.square().sum().backward()
     b.square().sum().backward()
@@ -150,7 +131,7 @@ def test_gate_and_bernoulli_posterior_agree_on_the_same_mask() -> None:
 
 
 @pytest.mark.parametrize(("rate", "length", "tau"), [(0.1, 1e-2, 2.5), (0.5, 3.0, 0.1)])
-def test_regulariser_is_the_kl_of_length_scale_and_precision(rate, length, tau) -> None:
+def test_regulariser_is_the_kl_of_length_scale_and_precision(rate, length, tau):
     # loss / tau = 1/2 (y - f)^2 + lambda |M|^2 + const, lambda = l^2 (1 - p) / (2 N tau).
     net = vd.convert(nn.Linear(5, 1), recipes.mc_dropout(rate, length_scale=length)).eval()
     elbo = vd.ELBO(net, vd.Gaussian(std=tau**-0.5), num_data=40)
@@ -169,7 +150,7 @@ def test_regulariser_is_the_kl_of_length_scale_and_precision(rate, length, tau) 
 # ---- stages
 
 
-def test_dependent_gates_take_over_frozen_base_gates() -> None:
+def test_dependent_gates_take_over_frozen_base_gates():
     net = vd.convert(conv_net(), recipes.beta_bernoulli())
     raw_a = net[0].gate.raw_a
     raw_a.data.copy_(torch.tensor([3.0, -10.0, 1.0, 2.0]))
@@ -186,12 +167,9 @@ def test_dependent_gates_take_over_frozen_base_gates() -> None:
     assert id(raw_a) not in {id(p) for g in vd.parameter_groups(net) for p in g["params"]}
 
 
-def test_dependent_gates_need_their_base() -> None:
-    with pytest.raises(VardropError, match="no Beta-Bernoulli gate to build on"):
-        vd.convert(conv_net(), recipes.dependent_beta_bernoulli())
-
-
-def test_a_gate_on_top_of_gates_leaves_the_weights_to_their_method() -> None:
+def test_a_gate_on_top_of_gates_needs_them_and_leaves_the_weights_to_their_method():
+    told, dependent = "no Beta-Bernoulli gate to build on", recipes.dependent_beta_bernoulli()
+    assert_refused(told, vd.convert, conv_net(), dependent)
     net = vd.convert(conv_net(), recipes.beta_bernoulli())
     recipe = vd.Recipe(vd.AdditiveGaussian(), gate=vd.DependentBetaBernoulli())
     assert_refused("no `posterior` with a gate that takes over", vd.convert, net, recipe)
@@ -203,21 +181,22 @@ def test_a_gate_on_top_of_gates_leaves_the_weights_to_their_method() -> None:
 # ---- revert and errors
 
 
-@pytest.mark.parametrize(
-    "recipe", [recipes.standout(), recipes.dependent_beta_bernoulli(joint=True)]
-)
-def test_revert_refuses_gates_that_depend_on_their_input(recipe: vd.Recipe) -> None:
-    net = vd.convert(conv_net(), recipe)
-    before = [type(m) for m in net.modules()]
-    assert_refused("depends on its input", vd.revert, net)
-    assert [type(m) for m in net.modules()] == before
-
-
-def test_revert_refuses_to_fold_two_gates_into_tied_weights() -> None:
+def tied():
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     net[1].weight = net[0].weight
-    vd.convert(net, recipes.beta_bernoulli())
-    assert_refused("tied weights", vd.revert, net)
+    return net
+
+
+@pytest.mark.parametrize("make, recipe, match", [
+    (conv_net, recipes.standout(), "depends on its input"),
+    (conv_net, recipes.dependent_beta_bernoulli(joint=True), "depends on its input"),
+    (tied, recipes.beta_bernoulli(), "tied weights"),
+])  # fmt: skip
+def test_revert_refuses_gates_that_do_not_fold(make, recipe, match):
+    net = vd.convert(make(), recipe)
+    before = [type(m) for m in net.modules()]
+    assert_refused(match, vd.revert, net)
+    assert [type(m) for m in net.modules()] == before
 
 
 @pytest.mark.parametrize("layer, match", [
@@ -226,7 +205,7 @@ def test_revert_refuses_to_fold_two_gates_into_tied_weights() -> None:
     (lambda: nn.Conv2d(0, 2, 1), "no units to gate"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
-def test_a_layer_without_units_takes_no_gate(layer, match: str) -> None:
+def test_a_layer_without_units_takes_no_gate(layer, match):
     assert_refused(match, vd.convert, nn.Sequential(layer()), recipes.beta_bernoulli())
 
 
@@ -238,7 +217,7 @@ FOLDED = [n for n, r in RECIPES.items() if r.gate is not None and not r.gate.inp
 
 @pytest.mark.parametrize("recipe", FOLDED)
 @pytest.mark.parametrize("layer", ["linear", "bilinear", "conv1d", "conv2d_depthwise", "conv2d_reflect", "transposed1d", "transposed2d"])  # fmt: skip
-def test_revert_folds_the_mean_of_the_gate(layer: str, recipe: str) -> None:
+def test_revert_folds_the_mean_of_the_gate(layer, recipe):
     case = LAYERS[layer]
     net, inputs = vd.convert(case.make(), RECIPES[recipe]).eval(), case.inputs()
     with torch.no_grad():

@@ -5,7 +5,6 @@ import math
 import mpmath as mp
 import pytest
 import torch
-from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 import vardrop as vd
@@ -16,7 +15,7 @@ from vardrop.functional import concrete_mean_ratio
 N = 100_000
 
 
-def draws(noise: vd.gates.FeatureNoise, x: Tensor | None = None) -> Tensor:
+def draws(noise, x=None):
     """Independent multipliers of one unit: N units with the same tensors, one example."""
     x = torch.ones(1, N) if x is None else x
     tensors = {**noise.initial(N), **noise.statistics(N)}
@@ -33,14 +32,14 @@ MOMENTS += [(vd.NormalJeffreys(log_sigma2=math.log(0.25)), 0.25)]
 
 
 @pytest.mark.parametrize("noise, variance", MOMENTS)
-def test_noise_of_mean_one(noise: vd.gates.FeatureNoise, variance: float) -> None:
+def test_noise_of_mean_one(noise, variance):
     z = draws(noise)
     assert_mean(z, 1.0)
     assert_variance(z, variance)
 
 
 @pytest.mark.parametrize("noise", [vd.BinaryDropout(0.5), vd.GaussianDropout(per="layer")])
-def test_granularity(noise: vd.gates.FeatureNoise) -> None:
+def test_granularity(noise):
     x = torch.ones(64, 3, 4, 4)
     for granularity, same in [("element", ()), ("channel", (2, 3)), ("example", (1, 2, 3))]:
         value = type(noise)(**{**noise.__dict__, "granularity": granularity})
@@ -50,18 +49,18 @@ def test_granularity(noise: vd.gates.FeatureNoise) -> None:
         assert not (z == z[:1]).all(), "examples share their noise"
 
 
-def test_standout_keeps_by_the_units_own_activation() -> None:
+def test_standout_keeps_by_the_units_own_activation():
     x, noise = torch.full((1, N), 0.7), vd.Standout(scale=2.0, shift=-1.0)
     assert_mean(draws(noise, x), torch.sigmoid(torch.tensor(0.4)))
     torch.testing.assert_close(noise.mean(x, -1, {}), torch.sigmoid(2 * x - 1))
 
 
-def test_concrete_dropout_drops_at_its_rate() -> None:
+def test_concrete_dropout_drops_at_its_rate():
     assert_mean((draws(vd.ConcreteDropout(drop_rate=0.3)) > 0.5 / 0.7).float(), 0.7)
 
 
 @pytest.mark.parametrize(("a", "b"), [(0.3133, 1.0), (2.127, 1.0), (0.5, 3.0)])
-def test_beta_bernoulli_opens_with_the_mean_of_pi(a: float, b: float) -> None:
+def test_beta_bernoulli_opens_with_the_mean_of_pi(a, b):
     noise = vd.BetaBernoulli(a=a, b=b)
     mean = noise.retain_probability(noise.initial(1))
     assert_mean((draws(noise) > 0.5).float(), mean.double())
@@ -69,16 +68,14 @@ def test_beta_bernoulli_opens_with_the_mean_of_pi(a: float, b: float) -> None:
     assert mean.item() == pytest.approx(exact, rel=1e-5)
 
 
-def test_beta_bernoulli_shares_pi_within_a_batch() -> None:
+def test_beta_bernoulli_shares_pi_within_a_batch():
     noise = vd.BetaBernoulli(a=0.3133)
     z = noise.multiplier(torch.ones(20_000, 40), -1, noise.initial(40)) > 0.5
-    frequency = z.float().mean(0)  # estimates pi of each unit, which varies far beyond the error
-    mean = float(noise.retain_probability(noise.initial(1)))
-    assert frequency.std() > 0.2
-    assert 0 < mean < 1
+    # The frequency estimates pi of each unit, which varies far beyond the error.
+    assert z.float().mean(0).std() > 0.2
 
 
-def test_dependent_gate_opens_with_the_product_of_both_means() -> None:
+def test_dependent_gate_opens_with_the_product_of_both_means():
     base = vd.BetaBernoulli(a=2.0, temperature=1e-3)
     noise = vd.DependentBetaBernoulli(base, joint=True, scale=0.3, shift=0.4, std=0.5)
     x = torch.full((1, N), 0.5)
@@ -90,21 +87,17 @@ def test_dependent_gate_opens_with_the_product_of_both_means() -> None:
 
 
 @pytest.mark.parametrize(("mu", "log_sigma"), [(0.0, -5.0), (-3.0, 0.0), (-1.0, 2.0)])
-def test_log_normal(mu: float, log_sigma: float) -> None:
+def test_log_normal(mu, log_sigma):
     noise = vd.LogNormal(mu=mu, log_sigma=log_sigma, threshold=1e-9)
     tensors = noise.initial(1)
     mean, snr, z = noise.unit_mean(tensors), noise.relevance(tensors, 1).score, draws(noise)
     assert_mean(z, mean.double())
     assert_variance(z, (mean / snr).square().double())
-
-
-def test_log_normal_draws_once_a_batch() -> None:
-    noise = vd.LogNormal(log_sigma=0.0)
     assert noise.multiplier(torch.ones(5, 3, 2, 2), 1, noise.initial(3)).shape == (1, 3, 1, 1)
 
 
 @pytest.mark.parametrize("drop_rate", [0.2, 0.9])
-def test_hard_concrete_is_open_with_its_probability(drop_rate: float) -> None:
+def test_hard_concrete_is_open_with_its_probability(drop_rate):
     noise = vd.HardConcrete(drop_rate=drop_rate)
     z = draws(noise)
     assert_mean((z > 0).float(), noise.open_probability(noise.initial(1)).double())
@@ -116,26 +109,21 @@ def test_hard_concrete_is_open_with_its_probability(drop_rate: float) -> None:
 # ---- KL
 
 
-def test_dependent_kl_keeps_the_constant_of_the_normal_kl() -> None:
+def test_dependent_kl_keeps_the_constant_of_the_normal_kl():
     noise = vd.DependentBetaBernoulli(joint=True, shift=0.3, std=0.7)
     tensors = noise.initial(4)
     expected = 4 * kl_divergence(Normal(0.3, 0.7), Normal(0.0, math.sqrt(5.0)))
     base = noise.base.kl(tensors, 4)
     torch.testing.assert_close(noise.kl(tensors, 4), expected + base)
+    staged = vd.DependentBetaBernoulli(shift=0.3, std=0.7)  # leaves the frozen base out
+    torch.testing.assert_close(staged.kl(tensors, 4), torch.as_tensor(expected))
     at_prior = vd.DependentBetaBernoulli(joint=True, shift=0.0, std=math.sqrt(5.0))
     tensors = at_prior.initial(4)
     assert (at_prior.kl(tensors, 4) - at_prior.base.kl(tensors, 4)).abs() < 1e-5
 
 
-def test_staged_kl_leaves_the_frozen_base_out() -> None:
-    noise, joint = vd.DependentBetaBernoulli(), vd.DependentBetaBernoulli(joint=True)
-    tensors = joint.initial(4)
-    base = joint.base.kl(tensors, 4)
-    torch.testing.assert_close(noise.kl(tensors, 4) + base, joint.kl(tensors, 4))
-
-
 @pytest.mark.parametrize("log_alpha", [-9.0, -3.0, 0.0, 3.0])
-def test_normal_jeffreys_kl_matches_quadrature(log_alpha: float) -> None:
+def test_normal_jeffreys_kl_matches_quadrature(log_alpha):
     noise = vd.NormalJeffreys(log_sigma2=log_alpha)
     tensors = {k: v.double() for k, v in noise.initial(3).items()}
     with mp.workdps(25):  # -entropy + E log|z|, from its limit at alpha -> infinity
@@ -149,7 +137,7 @@ def test_normal_jeffreys_kl_matches_quadrature(log_alpha: float) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.9])
-def test_concrete_kl_counts_the_entropy_once_a_unit(rate: float) -> None:
+def test_concrete_kl_counts_the_entropy_once_a_unit(rate):
     noise = vd.ConcreteDropout(drop_rate=rate, length_scale=0.3)
     tensors, weight = noise.initial(7), torch.randn(5, 7)
     entropy = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
@@ -158,7 +146,7 @@ def test_concrete_kl_counts_the_entropy_once_a_unit(rate: float) -> None:
     assert noise.weight_kl(weight, tensors).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_l0_counts_every_weight_of_an_open_unit() -> None:
+def test_l0_counts_every_weight_of_an_open_unit():
     noise = vd.HardConcrete(penalty=0.1, drop_rate=0.5)
     tensors, weight = noise.initial(7), torch.randn(5, 7)
     total = noise.weight_kl(weight, tensors)
@@ -189,7 +177,7 @@ EXTREMES = {
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("case", EXTREMES)
-def test_everything_is_finite_at_the_extremes(case: str, autocast: bool) -> None:
+def test_everything_is_finite_at_the_extremes(case, autocast):
     noise, values = EXTREMES[case]
     gate = vd.Gate(noise, units=3)
     for name, value in values.items():
@@ -210,7 +198,7 @@ def test_everything_is_finite_at_the_extremes(case: str, autocast: bool) -> None
 # ---- the gate itself
 
 
-def test_relevance_follows_the_rule_of_each_method() -> None:
+def test_relevance_follows_the_rule_of_each_method():
     gates = {
         "raw_a": (vd.Gate(vd.BetaBernoulli(), 2), [3.0, -10.0]),
         "mu": (vd.Gate(vd.NormalJeffreys(log_sigma2=-9.0), 2), [1.0, 1e-3]),
@@ -223,7 +211,7 @@ def test_relevance_follows_the_rule_of_each_method() -> None:
         assert gate.relevance().kept.tolist() == [True, False], name
 
 
-def test_the_mean_closes_units_that_the_rule_removes() -> None:
+def test_the_mean_closes_units_that_the_rule_removes():
     for noise, closed in [(vd.BetaBernoulli(), {"raw_a": -10.0}), (vd.LogNormal(), {"mu": -5.0, "log_sigma": 3.0})]:  # fmt: skip
         gate = vd.Gate(noise, 2).eval()
         for name, value in closed.items():
@@ -233,7 +221,7 @@ def test_the_mean_closes_units_that_the_rule_removes() -> None:
         assert y[1] > 0
 
 
-def test_dependent_gate_sees_each_example() -> None:
+def test_dependent_gate_sees_each_example():
     gate = vd.Gate(vd.DependentBetaBernoulli(joint=True, shift=0.5), units=2)
     x = torch.randn(256, 2) * 3 + 1
     for _ in range(3):
@@ -248,17 +236,15 @@ def test_dependent_gate_sees_each_example() -> None:
     assert torch.equal(gate.running_mean, before), "evaluation changes the statistics"
 
 
-@pytest.mark.parametrize("make, match", [
-    (lambda: vd.Gate(vd.DependentBetaBernoulli(), 3), "Expected a trained Beta-Bernoulli gate"),
-    (lambda: vd.GaussianDropout(granularity="example"), "Expected `per` to be 'layer'"),
-])  # fmt: skip
-def test_bad_input(make, match: str) -> None:
-    assert_refused(match, make)
+def test_bad_input():
+    told = "Expected a trained Beta-Bernoulli gate"
+    assert_refused(told, vd.Gate, vd.DependentBetaBernoulli(), 3)
+    assert_refused("Expected `per` to be 'layer'", vd.GaussianDropout, granularity="example")
 
 
 @pytest.mark.parametrize("temperature", [0.1, 2 / 3, 1.0, 2.0])
 @pytest.mark.parametrize("rate", [1e-4, 0.1, 0.3, 0.5, 0.9, 0.999])
-def test_mean_of_a_relaxed_mask(rate: float, temperature: float) -> None:
+def test_mean_of_a_relaxed_mask(rate, temperature):
     logit = math.log((1 - rate) / rate)
     with mp.workdps(30):
         expected = mp.quad(
@@ -272,7 +258,7 @@ def test_mean_of_a_relaxed_mask(rate: float, temperature: float) -> None:
 
 @pytest.mark.parametrize("shape, axis", [((40_000, 2), -1), ((40_000, 2, 1, 1), 1)])
 @pytest.mark.parametrize("rate", [0.1, 0.9])
-def test_concrete_dropout_multiplies_by_its_mean(rate, shape, axis) -> None:
+def test_concrete_dropout_multiplies_by_its_mean(rate, shape, axis):
     gate, x = vd.Gate(vd.ConcreteDropout(rate), units=2, axis=axis), torch.ones(shape)
     with torch.no_grad():
         draws, mean = gate.train()(x).flatten(1), gate.eval()(x[:1]).flatten()
@@ -281,7 +267,7 @@ def test_concrete_dropout_multiplies_by_its_mean(rate, shape, axis) -> None:
     assert (mean - 1).abs().min() > 5e-4  # the relaxed mask is biased, and more so for channels
 
 
-def test_a_gate_knows_its_temperature() -> None:
+def test_a_gate_knows_its_temperature():
     assert vd.Gate(vd.ConcreteDropout(), 3).noise.temperature == 0.1
     assert vd.Gate(vd.ConcreteDropout(), 3, axis=1).noise.temperature == 2 / 3
     assert vd.Gate(vd.ConcreteDropout(granularity="element"), 3, axis=-3).noise.temperature == 0.1
@@ -289,7 +275,7 @@ def test_a_gate_knows_its_temperature() -> None:
 
 
 @pytest.mark.parametrize("granularity, terms", [("example", 1), ("channel", 7), ("element", 7)])
-def test_gaussian_kl_counts_every_noise_variable_once(granularity, terms) -> None:
+def test_gaussian_kl_counts_every_noise_variable_once(granularity, terms):
     noise = vd.GaussianDropout(per="layer", prior=vd.LogUniform(), granularity=granularity)
     one = vd.Gate(vd.GaussianDropout(prior=vd.LogUniform()), 1).kl()
     torch.testing.assert_close(vd.Gate(noise, 7).kl(), terms * one)
