@@ -20,7 +20,7 @@ from vardrop._core.errors import VardropError
 from vardrop.conversion.layers import ties
 from vardrop.conversion.plan import NOT_SELECTED, Plan, Selection, plan, selects
 from vardrop.conversion.rules import join_names
-from vardrop.gates import DROPOUT_TYPES, SwitchedMode
+from vardrop.gates import SwitchedMode
 from vardrop.heads import Head
 from vardrop.layers import NOISY_TYPES, Variational
 from vardrop.noisy import Noisy, noisy_modules
@@ -122,7 +122,7 @@ def revert(net: Net) -> Net:
                 "`exclude` when you convert, or untie them first."
             )
     types: dict[type[nn.Module], type[nn.Module]] = {Head: nn.Linear}
-    types |= {noisy: plain for plain, noisy in (*NOISY_TYPES.items(), *DROPOUT_TYPES.items())}
+    types |= {noisy: plain for plain, noisy in NOISY_TYPES.items()}
     for module in modules:
         plain = module.plain if isinstance(module, SwitchedMode) else types.get(type(module))
         if plain is None:  # a gate between layers, or a custom class

@@ -7,13 +7,12 @@ the model on an example input. It is switched unless the training mode controls 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from vardrop.conversion.layers import NoisyLayers
-from vardrop.conversion.rules import ConversionRule, has_parameters
+from vardrop.conversion.rules import ConversionRule, Scope, has_parameters
 from vardrop.gates import (
     DROPOUT_TYPES,
     controls_only_dropout,
@@ -42,36 +41,37 @@ _NO_DROPOUT = (
 )
 
 
-def dropout_rule(
-    recipe: SwitchDropout, modules: Sequence[nn.Module], everywhere: bool
-) -> ConversionRule:
+def dropout_rule(recipe: SwitchDropout, scope: Scope) -> ConversionRule:
     """The rule of a recipe: switch dropout, or gate the layers of a model without dropout."""
-    dropout = SwitchedDropout(modules)
+    dropout = SwitchedDropout(scope)
     if recipe.gate is None or dropout.exists:
         return dropout
-    return _GatesWithoutDropout(Recipe(gate=recipe.gate), everywhere, dropout)
+    return _GatesWithoutDropout(Recipe(gate=recipe.gate), scope.everywhere, dropout)
 
 
 class SwitchedDropout(ConversionRule):
-    """Dropout modules, and modules with dropout in registered code, become switchable."""
+    """Dropout modules, and modules with dropout in the code, become switchable."""
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self.exists = any(drop_rate(m) > 0 for m in modules)
-        self.inner = {id(child) for m in modules if is_switchable(m) for child in _inner_dropout(m)}
+    def __init__(self, scope: Scope) -> None:
+        self.inner = {
+            id(child) for m in scope.modules if is_switchable(m) for child in _inner_dropout(m)
+        }
         self.in_code: dict[int, float] = {}
         self.mixed: set[int] = set()  # whose training mode does not control just the dropout
+        if scope.example_input is not None:
+            self._find_in_code(scope.net, scope.example_input)
+        drawn = any(drop_rate(m) > 0 for m in scope.modules)
+        self.exists = drawn or len(self.in_code) > len(self.mixed)
 
-    def observe(self, net: nn.Module, example_input: Any) -> ConversionRule:
-        rates = find_functional_dropout(net, example_input)
-        names = {id(m): name.replace("_orig_mod.", "") for name, m in net.named_modules()}
-        self.in_code = {key: rates[name] for key, name in names.items() if name in rates}
-        always = find_functional_dropout(net, example_input, training=False) if rates else {}
-        for key in self.in_code:
-            name = names[key]
-            if name in always or not controls_only_dropout(net, example_input, (name,)):
-                self.mixed.add(key)
-        self.exists = self.exists or len(self.in_code) > len(self.mixed)
-        return self
+    def _find_in_code(self, net: nn.Module, x: Any) -> None:
+        rates = find_functional_dropout(net, x)
+        always = find_functional_dropout(net, x, training=False) if rates else {}
+        for full_name, module in net.named_modules():
+            name = full_name.replace("_orig_mod.", "")
+            if name in rates:
+                self.in_code[id(module)] = rates[name]
+                if name in always or not controls_only_dropout(net, x, (name,)):
+                    self.mixed.add(id(module))
 
     def reason(self, module: nn.Module) -> str | None:
         reason = self.dropout_reason(module)
@@ -96,9 +96,7 @@ class SwitchedDropout(ConversionRule):
         return _IN_CODE.format(rate=in_code, kind=type(module).__name__)
 
     def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
-        if isinstance(module, Noisy):
-            return None
-        return DROPOUT_TYPES.get(type(module)) or switched_class(type(module))
+        return None if isinstance(module, Noisy) else switched_class(type(module))
 
     def becomes(self, module: nn.Module) -> str:
         if type(module) in DROPOUT_TYPES:
@@ -122,10 +120,6 @@ class _GatesWithoutDropout(NoisyLayers):
     def __init__(self, recipe: Recipe, everywhere: bool, dropout: SwitchedDropout) -> None:
         super().__init__(recipe, everywhere)
         self.dropout = dropout
-
-    def observe(self, net: nn.Module, example_input: Any) -> ConversionRule:
-        self.dropout.observe(net, example_input)
-        return self.dropout if self.dropout.exists else self
 
     def reason(self, module: nn.Module) -> str | None:
         return self.dropout.dropout_reason(module) or super().reason(module)

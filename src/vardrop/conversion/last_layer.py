@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import cast
 
 from torch import nn
 
 from vardrop._core.errors import VardropError
-from vardrop.conversion.rules import FROZEN, ConversionRule, has_parameters, join_names
+from vardrop.conversion.rules import FROZEN, ConversionRule, Scope, has_parameters, join_names
 from vardrop.heads import Head
 from vardrop.layers import Ties
 from vardrop.recipes import HeadRecipe
@@ -17,10 +17,10 @@ from vardrop.recipes import HeadRecipe
 class LastLayer(ConversionRule):
     """One linear layer becomes a head: the last layer, or the layer that `include` names."""
 
-    def __init__(self, recipe: HeadRecipe, modules: Sequence[nn.Module], everywhere: bool) -> None:
-        self.recipe, self.everywhere = recipe, everywhere
-        linear = [m for m in modules if type(m) is nn.Linear]
-        self.allowed = {id(m) for m in (linear[-1:] if everywhere else linear)}
+    def __init__(self, recipe: HeadRecipe, scope: Scope) -> None:
+        self.recipe, self.everywhere = recipe, scope.everywhere
+        linear = [m for m in scope.modules if type(m) is nn.Linear]
+        self.allowed = {id(m) for m in (linear[-1:] if scope.everywhere else linear)}
 
     def reason(self, module: nn.Module) -> str | None:
         if not has_parameters(module):

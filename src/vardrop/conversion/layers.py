@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -13,7 +13,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import own_parameters
-from vardrop.conversion.rules import FROZEN, ConversionRule, has_parameters
+from vardrop.conversion.rules import FROZEN, ConversionRule, Scope, has_parameters
 from vardrop.gates import FeatureNoise, Gate
 from vardrop.layers import NOISY_TYPES, Ties, Variational
 from vardrop.noisy import Noisy, named_modules_of
@@ -33,12 +33,12 @@ _TIED = (
 )
 
 
-def layer_rule(recipe: Recipe, modules: Sequence[nn.Module], everywhere: bool) -> ConversionRule:
+def layer_rule(recipe: Recipe, scope: Scope) -> ConversionRule:
     """The rule of a recipe: new noise in plain layers, or gates that replace existing gates."""
     gate = recipe.gate
     if gate is not None and gate.parent_noise is not None:
         return _GateTakeover(recipe, gate, gate.parent_noise)
-    return NoisyLayers(recipe, everywhere)
+    return NoisyLayers(recipe, scope.everywhere)
 
 
 class NoisyLayers(ConversionRule):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,14 +17,14 @@ from vardrop._core.integrations import load_integration
 from vardrop.conversion.dropout import dropout_rule
 from vardrop.conversion.last_layer import LastLayer
 from vardrop.conversion.layers import layer_rule
-from vardrop.conversion.rules import ConversionRule, join_names
+from vardrop.conversion.rules import ConversionRule, Scope, join_names
 from vardrop.layers import register_linear_like
 from vardrop.noisy import enclosed
 from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
 
 Selection = str | type[nn.Module] | Callable[[nn.Module, str], bool]
-# The rule of each type of recipe, made from the modules and whether `include` is missing.
-RULES: dict[type[BaseRecipe], Callable[[Any, Sequence[nn.Module], bool], ConversionRule]] = {
+# The rule of each type of recipe.
+RULES: dict[type[BaseRecipe], Callable[[Any, Scope], ConversionRule]] = {
     Recipe: layer_rule,
     HeadRecipe: LastLayer,
     SwitchDropout: dropout_rule,
@@ -35,9 +35,7 @@ _MANY = 24  # a plan of more modules is printed in groups
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # between the dots of a name
 
 
-def rule_of(
-    recipe: BaseRecipe, modules: Sequence[nn.Module], everywhere: bool = False
-) -> ConversionRule:
+def rule_of(recipe: BaseRecipe, scope: Scope) -> ConversionRule:
     """The rule of a recipe for modules of a model."""
     make = RULES.get(type(recipe))
     if make is None:
@@ -45,10 +43,10 @@ def rule_of(
         raise VardropError(
             f"Expected `recipe` to be a Recipe of a known kind ({types}), but got {recipe!r}."
         )
-    for module in modules:
+    for module in scope.modules:
         load_integration(type(module))
         register_linear_like(module)
-    return make(recipe, modules, everywhere)
+    return make(recipe, scope)
 
 
 def selects(
@@ -193,9 +191,7 @@ noisy_bias=False)
     modules = {n: m for n, m in net.named_modules() if id(m) not in inside}
     check_selection("include", include, list(modules))
     check_selection("exclude", exclude, list(modules))
-    rule = rule_of(recipe, list(modules.values()), include is None)
-    if example_input is not None:
-        rule = rule.observe(net, example_input)
+    rule = rule_of(recipe, Scope(net, list(modules.values()), include is None, example_input))
     entries = []
     for name, module in modules.items():
         if (reason := rule.reason(module)) is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,19 @@ from vardrop.layers import NOISY_TYPES, Ties
 FROZEN = "its weights are frozen; name it with `include` if it is meant"
 
 
+class Scope(NamedTuple):
+    """The modules that a rule decides about."""
+
+    net: nn.Module  # which contains them
+    modules: Sequence[nn.Module]
+    everywhere: bool = False  # whether `include` is missing
+    example_input: Any = None
+
+
 class ConversionRule(ABC):
     """The conversion of the modules of one model by one recipe."""
 
     rewrites: bool = False  # whether existing tensors get other values
-
-    def observe(self, net: nn.Module, example_input: Any) -> ConversionRule:
-        """Run the model on an example, if the reasons depend on it, and return the rule to use."""
-        return self
 
     @abstractmethod
     def reason(self, module: nn.Module) -> str | None:

@@ -17,7 +17,7 @@ from vardrop._core.files import read_tensors, write_tensors
 from vardrop._core.values import Json, from_json, to_json
 from vardrop.conversion.convert import all_or_nothing
 from vardrop.conversion.plan import rule_of
-from vardrop.conversion.rules import ConversionRule, join_names
+from vardrop.conversion.rules import ConversionRule, Scope, join_names
 from vardrop.gates import Gate, SwitchableDropout, SwitchedMode, functional_dropout_rates
 from vardrop.heads import Head
 from vardrop.layers import Ties, Variational
@@ -141,7 +141,11 @@ def restore(
     entries, tied = description["modules"], description["tied"]
     recipes = {name: _recipe(entry, path) for name, entry in entries.items()}
     modules, noisy = dict(into.named_modules()), _entries(into)
-    rules = {n: rule_of(recipe, [modules[n]]) for n, recipe in recipes.items() if n in modules}
+    rules = {
+        n: rule_of(recipe, Scope(into, [modules[n]]))
+        for n, recipe in recipes.items()
+        if n in modules
+    }
     _check_equal(path, _module_differences(modules, noisy, entries, rules))
     rewrites = any(rule.rewrites for rule in rules.values())
     with all_or_nothing([into], values=rewrites), torch.random.fork_rng(devices=[]):

@@ -9,13 +9,12 @@ from vardrop.gates.dependent import DependentBetaBernoulli as DependentBetaBerno
 from vardrop.gates.find_dropout import controls_only_dropout as controls_only_dropout
 from vardrop.gates.find_dropout import find_functional_dropout as find_functional_dropout
 from vardrop.gates.find_dropout import find_unswitched_dropout as find_unswitched_dropout
-from vardrop.gates.functional_dropout import SwitchedMode as SwitchedMode, drop_rate as drop_rate
+from vardrop.gates.functional_dropout import drop_rate as drop_rate
 from vardrop.gates.functional_dropout import functional_dropout_rates as functional_dropout_rates
 from vardrop.gates.functional_dropout import is_switchable as is_switchable
 from vardrop.gates.functional_dropout import (
     register_functional_dropout as register_functional_dropout,
 )
-from vardrop.gates.functional_dropout import switched_class as switched_class
 from vardrop.gates.gaussian_dropout import GaussianDropout as GaussianDropout
 from vardrop.gates.hard_concrete import HardConcrete as HardConcrete
 from vardrop.gates.log_normal import LogNormal as LogNormal
@@ -26,3 +25,5 @@ from vardrop.gates.switchable_dropout import Dropout1d as Dropout1d, Dropout2d a
 from vardrop.gates.switchable_dropout import Dropout3d as Dropout3d
 from vardrop.gates.switchable_dropout import FeatureAlphaDropout as FeatureAlphaDropout
 from vardrop.gates.switchable_dropout import SwitchableDropout as SwitchableDropout
+from vardrop.gates.switchable_dropout import SwitchedMode as SwitchedMode
+from vardrop.gates.switchable_dropout import switched_class as switched_class

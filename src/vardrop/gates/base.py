@@ -33,6 +33,7 @@ class FeatureNoise(Value, ABC):
     """
 
     input_dependent: ClassVar[bool] = False  # the multiplier is a function of the features
+    counts_weights: ClassVar[bool] = False  # `weight_kl` replaces `kl` for a gate inside a layer
     # Which units it gates, of dense layers and of convolutions.
     sides: ClassVar[tuple[Side, Side]] = ("input", "input")
 
@@ -42,23 +43,57 @@ class FeatureNoise(Value, ABC):
         return True
 
     def at_axis(self, axis: int) -> FeatureNoise:
-        """The same noise for units along `axis`, with defaults that depend on the axis."""
+        """The same noise for units along `axis`, with defaults that depend on the axis.
+
+        Args:
+            axis: of the units.
+
+        Returns:
+            The noise.
+        """
         return self
 
     @abstractmethod
     def initial(self, units: int) -> dict[str, Tensor]:
-        """The tensors for this many units, at their initial values."""
+        """The tensors for this many units, at their initial values.
+
+        Args:
+            units: the number of units.
+
+        Returns:
+            The tensors by name.
+        """
 
     def start(self, units: int) -> dict[str, Tensor]:
-        """The tensors after `reset_parameters`."""
+        """The tensors after `reset_parameters`.
+
+        Args:
+            units: the number of units.
+
+        Returns:
+            The tensors by name.
+        """
         return self.initial(units)
 
     def statistics(self, units: int) -> dict[str, Tensor]:
-        """Running statistics of the features, which no optimizer touches."""
+        """Running statistics of the features, which no optimizer touches.
+
+        Args:
+            units: the number of units.
+
+        Returns:
+            The statistics by name.
+        """
         return {}
 
     def observe(self, x: Tensor, axis: int, tensors: Tensors) -> None:
-        """Update the statistics in place. Called in training mode only."""
+        """Update the statistics in place. Called in training mode only.
+
+        Args:
+            x: the features.
+            axis: of the units.
+            tensors: the tensors and statistics of the noise by name.
+        """
 
     @property
     def parent_noise(self) -> FeatureNoise | None:
@@ -66,23 +101,62 @@ class FeatureNoise(Value, ABC):
         return None
 
     def takeover_error(self, noise: FeatureNoise | None) -> str:
-        """Why it cannot take over a gate of this noise (None: no gate). Empty if it can."""
+        """Why it cannot take over a gate of this noise (None: no gate). Empty if it can.
+
+        Args:
+            noise: the noise of the gate, or None if there is no gate.
+
+        Returns:
+            The reason.
+        """
         raise NotImplementedError
 
     def take_over(self, gate: Gate) -> Gate:
-        """Make the gate of this noise that takes over a trained gate and its tensors."""
+        """Make the gate of this noise that takes over a trained gate and its tensors.
+
+        Args:
+            gate: the trained gate.
+
+        Returns:
+            The new gate.
+        """
         raise NotImplementedError
 
     @abstractmethod
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
-        """One draw, broadcastable to x, whose units run along `axis`."""
+        """One draw, broadcastable to x, whose units run along `axis`.
+
+        Args:
+            x: the features.
+            axis: of the units.
+            tensors: the tensors of the noise by name.
+
+        Returns:
+            The multiplier of the features.
+        """
 
     def unit_mean(self, tensors: Tensors) -> Tensor | None:
-        """The expected multiplier of each unit, or None if it is one."""
+        """The expected multiplier of each unit, or None if it is one.
+
+        Args:
+            tensors: the tensors of the noise by name.
+
+        Returns:
+            One number per unit or one for all, or None.
+        """
         return None
 
     def mean(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor | None:
-        """The expected multiplier, broadcastable to x, or None if it is one."""
+        """The expected multiplier, broadcastable to x, or None if it is one.
+
+        Args:
+            x: the features.
+            axis: of the units.
+            tensors: the tensors of the noise by name.
+
+        Returns:
+            The mean, or None.
+        """
         unit_mean = self.unit_mean(tensors)
         return None if unit_mean is None else along(axis, x, unit_mean.to(x.dtype))
 
@@ -90,31 +164,62 @@ class FeatureNoise(Value, ABC):
         """Mean and variance of a draw, per unit or shared, or None without a closed form.
 
         They describe draws: units that the mean sets to zero by a threshold are still drawn.
+
+        Args:
+            tensors: the tensors of the noise by name.
+
+        Returns:
+            Mean and variance, or None.
         """
         return None
 
     def kl(self, tensors: Tensors, units: int) -> Tensor | None:
-        """KL to the prior of the method, summed over the units, or None without a prior."""
-        return None
+        """KL to the prior of the method, summed over the units, or None without a prior.
 
-    @property
-    def counts_weights(self) -> bool:
-        """Whether `weight_kl` replaces `kl` for a gate inside a layer."""
-        return False
+        Args:
+            tensors: the tensors of the noise by name.
+            units: the number of units.
+
+        Returns:
+            A tensor without axes, or None.
+        """
+        return None
 
     def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor | None:
         """The KL of the weights of the layer, for a gate inside a layer.
 
         The weight may be sharded over processes. `square_sum` and `weight.numel()` cover all parts.
+
+        Args:
+            weight: a weight of the layer.
+            tensors: the tensors of the noise, for the units that the weight multiplies.
+
+        Returns:
+            A tensor without axes, or None.
         """
         return None
 
     def log_alpha(self, tensors: Tensors) -> Tensor | None:
-        """log of noise variance over squared mean, per unit, or None without such a ratio."""
+        """log of noise variance over squared mean, per unit, or None without such a ratio.
+
+        Args:
+            tensors: the tensors of the noise by name.
+
+        Returns:
+            One number per unit or one for all, or None.
+        """
         return None
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance | None:
-        """The score of each unit and the rule to retain it, or None without such a rule."""
+        """The score of each unit and the rule to retain it, or None without such a rule.
+
+        Args:
+            tensors: the tensors of the noise by name.
+            units: the number of units.
+
+        Returns:
+            The scores and the rule, or None.
+        """
         return None
 
 
@@ -196,7 +301,12 @@ class Gate(Noisy):
     def weight_kl(self, weight: Tensor, select: Callable[[Tensor], Tensor]) -> Tensor | None:
         """The KL of a weight of the layer that owns the gate.
 
-        `select` maps one entry per unit to the entries of the units that the weight multiplies.
+        Args:
+            weight: the weight.
+            select: maps one entry per unit to the entries of the units that the weight multiplies.
+
+        Returns:
+            A tensor without axes, or None.
         """
         tensors = {n: select(t) if t.shape == (self.units,) else t for n, t in self.tensors.items()}
         return self.noise.weight_kl(to_float32_or_wider(weight), tensors)

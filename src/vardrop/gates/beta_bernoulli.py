@@ -68,7 +68,14 @@ class BetaBernoulli(FeatureNoise):
         }
 
     def parameters(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
-        """a and b of the posterior, per unit, within a range in which all results are finite."""
+        """a and b of the posterior, per unit, within a range in which all results are finite.
+
+        Args:
+            tensors: the tensors of the noise by name.
+
+        Returns:
+            a and b.
+        """
         a = functional.softplus(clamp_with_gradient(tensors["raw_a"], -10.0, 50.0))
         return a, functional.softplus(clamp_with_gradient(tensors["raw_b"], -10.0, 50.0))
 
@@ -81,7 +88,14 @@ class BetaBernoulli(FeatureNoise):
         return concrete(logit, noise, self.temperature).to(x.dtype)
 
     def retain_probability(self, tensors: Tensors) -> Tensor:
-        """E pi, per unit."""
+        """E pi, per unit.
+
+        Args:
+            tensors: the tensors of the noise by name.
+
+        Returns:
+            The probabilities.
+        """
         return kumaraswamy_log_mean(*self.parameters(tensors)).exp()
 
     def unit_mean(self, tensors: Tensors) -> Tensor:

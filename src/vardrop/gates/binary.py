@@ -43,17 +43,13 @@ class BinaryDropout(FeatureNoise):
     drop_rate: float = 0.5
     granularity: Granularity = "element"
     length_scale: float | None = None
+    learned: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_drop_rate(self.drop_rate)
         if self.length_scale is not None:
             check_number("length_scale", self.length_scale, above=0)
-
-    @property
-    def learned(self) -> bool:
-        """False: the rate is fixed."""
-        return False
 
     def initial(self, units: int) -> dict[str, Tensor]:
         """No tensors: the rate is a number."""
@@ -97,13 +93,9 @@ class Standout(FeatureNoise):
 
     scale: float = 1.0
     shift: float = 0.0
+    learned: ClassVar[bool] = False
     input_dependent: ClassVar[bool] = True
     sides: ClassVar[tuple[Side, Side]] = ("output", "output")  # before the non-linearity
-
-    @property
-    def learned(self) -> bool:
-        """False: scale and shift are fixed."""
-        return False
 
     def initial(self, units: int) -> dict[str, Tensor]:
         """No tensors: scale and shift are numbers."""

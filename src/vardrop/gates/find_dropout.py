@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container
-from functools import partial
+from collections.abc import Container
 from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -120,17 +119,12 @@ def controls_only_dropout(net: nn.Module, x: Any, names: Container[str]) -> bool
         Whether the outputs are equal.
     """
     evaluated, trained = (
-        tensors_in(_rehearse(net, x, partial(_is_among, chosen), _expected_mask))
-        for chosen in ((), names)
+        tensors_in(_rehearse(net, x, _expected_mask, chosen)) for chosen in ((), names)
     )
     return len(evaluated) == len(trained) and all(
         a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
         for a, b in zip(evaluated, trained, strict=True)
     )
-
-
-def _is_among(names: Container[str], name: str, module: nn.Module) -> bool:
-    return name in names
 
 
 def _expected_mask(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -156,29 +150,31 @@ def _dropout_calls(net: nn.Module, x: Any, training: bool) -> list[tuple[str, st
             drawn.append((*entered[-1], rate))
         return call_with_generator(function, args, kwargs)
 
-    _rehearse(net, x, lambda _, module: training and is_custom(module), answer, entered)
+    _rehearse(net, x, answer, None if training else (), entered)
     return drawn
 
 
 def _rehearse(
     net: nn.Module,
     x: Any,
-    trains: Callable[[str, nn.Module], bool],
     answer: Answer,
+    names: Container[str] | None,
     entered: list[tuple[str, str]] | None = None,
 ) -> Any:
     """The output of a pass of a copy with some modules in training mode, which changes nothing.
 
-    `entered` lists the custom modules that are running, with their classes.
+    These are the modules with the names, or all custom ones for None. `entered` lists the custom
+    modules that are running, with their classes.
     """
     twin, data = clone_modules(net), [(p, p.data) for p in net.parameters()]
     entered = [] if entered is None else entered
     for name, module in twin.named_modules():
         disable_encoder_fastpath(module)
-        module.training = trains(name, module)
+        custom = is_custom(module)
+        module.training = custom if names is None else name in names
         if isinstance(module, Noisy):
             module.sampling = False
-        if is_custom(module):
+        if custom:
             for key, buffer in module._buffers.items():  # which a BatchNorm writes into
                 module._buffers[key] = None if buffer is None else buffer.clone()
             entry = name, type(module).__name__
@@ -201,8 +197,7 @@ class _Rehearsal(RandomOpMode):
 
     def __init__(self, answer: Answer, net: nn.Module) -> None:
         super().__init__(answer)
-        tensors = chain(net.parameters(), net.buffers())
-        self.storages = {t.untyped_storage().data_ptr() for t in tensors if _has_storage(t)}
+        self.storages = set(map(_storage, chain(net.parameters(), net.buffers()))) - {0}
 
     def __torch_dispatch__(
         self,
@@ -216,12 +211,13 @@ class _Rehearsal(RandomOpMode):
         return super().__torch_dispatch__(function, types, args, kwargs)
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        of_net = _has_storage(tensor) and tensor.untyped_storage().data_ptr() in self.storages
-        return tensor.clone() if of_net else tensor
+        return tensor.clone() if _storage(tensor) in self.storages else tensor
 
 
-def _has_storage(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and tensor.numel() > 0
+def _storage(tensor: Tensor) -> int:
+    """The address of the memory of a tensor, or 0 for an empty or a sparse tensor."""
+    strided = tensor.layout == torch.strided and tensor.numel() > 0
+    return tensor.untyped_storage().data_ptr() if strided else 0
 
 
 def _rate_of_call(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:

@@ -11,71 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import singledispatch
-from typing import Any, ClassVar, SupportsIndex, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
 from vardrop._core.checks import check_type
 from vardrop._core.integrations import load_integration, package_of
 from vardrop.gates.switchable_dropout import DROPOUT_TYPES
-from vardrop.noisy import Noisy
 
 _Kind = TypeVar("_Kind")  # a module, or an abstract class without `nn.Module` as its base
-
-
-class SwitchedMode(Noisy):
-    """A module whose `training`, as its code reads it, follows the sampling switch.
-
-    The mode that `train` and `eval` set is stored unchanged, and inner modules keep their mode.
-
-    Args:
-        *args: the arguments of the plain class.
-        **kwargs: its keyword arguments.
-    """
-
-    encloses: ClassVar[bool] = False
-    plain: ClassVar[type[nn.Module]]
-
-    @property
-    def training(self) -> bool:
-        """Whether the code of the module draws noise now."""
-        mode: bool = self.__dict__["training"]
-        return mode if self.sampling is None else self.sampling
-
-    @training.setter
-    def training(self, mode: bool) -> None:
-        self.__dict__["training"] = mode
-
-    def __reduce_ex__(
-        self, protocol: SupportsIndex
-    ) -> tuple[Callable[..., SwitchedMode], tuple[type[nn.Module]], object]:
-        return _new, (self.plain,), self.__getstate__()
-
-
-_SWITCHED: dict[type[nn.Module], type[SwitchedMode]] = {}
-
-
-def switched_class(plain: type[nn.Module]) -> type[SwitchedMode]:
-    """The subclass of a module type whose dropout follows the sampling switch.
-
-    Args:
-        plain: the class of the modules.
-
-    Returns:
-        The class, the same for every call.
-
-    >>> switched_class(nn.LSTM).__name__, switched_class(nn.LSTM) is switched_class(nn.LSTM)
-    ('SwitchedLSTM', True)
-    """
-    if plain not in _SWITCHED:
-        members = {"plain": plain, "__module__": __name__, "__doc__": plain.__doc__}
-        made = type(f"Switched{plain.__name__}", (SwitchedMode, plain), members)
-        _SWITCHED.setdefault(plain, made)
-    return _SWITCHED[plain]
-
-
-def _new(plain: type[nn.Module]) -> SwitchedMode:
-    return object.__new__(switched_class(plain))
 
 
 @singledispatch
@@ -139,13 +83,11 @@ def functional_dropout_rates(module: nn.Module) -> dict[str, float]:
     return {name: rate for name, rate in _rates_of(module).items() if rate > 0}
 
 
-def _recurrent_rates(module: nn.RNNBase) -> dict[str, float]:
-    return {"dropout": module.dropout if module.num_layers > 1 else 0.0}
-
-
 register_functional_dropout(nn.MultiheadAttention, lambda module: {"dropout": module.dropout})
 for _recurrent in (nn.RNN, nn.LSTM, nn.GRU):
-    register_functional_dropout(_recurrent, _recurrent_rates)
+    register_functional_dropout(
+        _recurrent, lambda module: {"dropout": module.dropout} if module.num_layers > 1 else {}
+    )
 
 
 def is_switchable(module: nn.Module) -> bool:
@@ -164,7 +106,6 @@ def is_switchable(module: nn.Module) -> bool:
     return not inherited and bool(functional_dropout_rates(module))
 
 
-@singledispatch
 def drop_rate(module: nn.Module) -> float:
     """The rate at which a module drops features in training mode, or zero.
 
@@ -177,11 +118,9 @@ def drop_rate(module: nn.Module) -> float:
     >>> drop_rate(nn.Dropout(0.5)), drop_rate(nn.LSTM(2, 2, 2, dropout=0.1)), drop_rate(nn.ReLU())
     (0.5, 0.1, 0.0)
     """
+    if isinstance(module, tuple(DROPOUT_TYPES)):
+        return cast(float, module.p)
     return max(functional_dropout_rates(module).values(), default=0.0)
-
-
-for _dropout in DROPOUT_TYPES:
-    drop_rate.register(_dropout, lambda module: float(module.p))
 
 
 def is_custom(module: nn.Module) -> bool:

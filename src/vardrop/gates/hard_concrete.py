@@ -51,6 +51,7 @@ class HardConcrete(FeatureNoise):
     temperature: float = 2 / 3
     low: float = -0.1
     high: float = 1.1
+    counts_weights: ClassVar[bool] = True  # the penalty is on the expected number of weights
     sides: ClassVar[tuple[Side, Side]] = ("input", "output")
 
     def __post_init__(self) -> None:
@@ -79,7 +80,14 @@ class HardConcrete(FeatureNoise):
         return self._stretch(concrete(logit, noise, self.temperature)).to(x.dtype)
 
     def open_probability(self, tensors: Tensors) -> Tensor:
-        """P(z > 0), per unit."""
+        """P(z > 0), per unit.
+
+        Args:
+            tensors: the tensors of the noise by name.
+
+        Returns:
+            The probabilities.
+        """
         return torch.sigmoid(tensors["logit"] - self.temperature * math.log(-self.low / self.high))
 
     def unit_mean(self, tensors: Tensors) -> Tensor:
@@ -89,11 +97,6 @@ class HardConcrete(FeatureNoise):
     def kl(self, tensors: Tensors, units: int) -> Tensor:
         """penalty sum P(z > 0). Inside a layer its weights count instead of its units."""
         return self.penalty * self.open_probability(tensors).sum()
-
-    @property
-    def counts_weights(self) -> bool:
-        """True: the penalty is on the expected number of weights."""
-        return True
 
     def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor:
         """penalty sum P(z > 0) over the weights."""

@@ -61,7 +61,14 @@ class LogNormal(FeatureNoise):
         }
 
     def parameters(self, tensors: Tensors) -> tuple[Tensor, Tensor, float, float]:
-        """mu, log sigma and the range. Far outside of the range mu has no effect but rounding."""
+        """mu, log sigma and the range. Far outside of the range mu has no effect but rounding.
+
+        Args:
+            tensors: the tensors of the noise by name.
+
+        Returns:
+            mu, log sigma, `low` and `high`.
+        """
         mu = clamp_with_gradient(tensors["mu"], self.low, self.high + 5.0)
         return mu, clamp_with_gradient(tensors["log_sigma"], -10.0, 5.0), self.low, self.high
 

@@ -1,16 +1,16 @@
-"""The dropout modules of torch, with noise that follows the sampling switch.
+"""Dropout with noise that follows the sampling switch, instead of the mode of the module.
 
-Each is a subclass of the torch module of its name, with the same rate, `inplace` and state. The
-sampling switch decides whether it draws noise, instead of `training`.
+`SwitchedMode` lets the code of any module read the switch as its `training`. The dropout modules of
+torch have subclasses of their names, with the same rate, `inplace` and state, which also draw from
+the generator of a call. Subclasses of other types are made when they are needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, SupportsIndex
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from vardrop.functional import generator, noise_is_given, uniform
 from vardrop.noisy import Noisy
@@ -18,7 +18,43 @@ from vardrop.noisy import Noisy
 _SELU_FLOOR = -1.7580993408473766  # AlphaDropout replaces a dropped value by it
 
 
-class SwitchableDropout(Noisy):
+class SwitchedMode(Noisy):
+    """A module whose `training`, as its code reads it, follows the sampling switch.
+
+    The mode that `train` and `eval` set is stored unchanged, and inner modules keep their mode.
+
+    Args:
+        *args: the arguments of the plain class, the last base of a subclass.
+        **kwargs: its keyword arguments.
+    """
+
+    encloses: ClassVar[bool] = False
+    plain: ClassVar[type[nn.Module]]
+
+    def __init_subclass__(cls) -> None:
+        cls.plain = cls.__bases__[-1]
+
+    @property
+    def training(self) -> bool:
+        """Whether the code of the module draws noise now."""
+        mode: bool = self.__dict__["training"]
+        return mode if self.sampling is None else self.sampling
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        self.__dict__["training"] = mode
+
+    def __reduce_ex__(
+        self, protocol: SupportsIndex
+    ) -> tuple[Callable[..., SwitchedMode], tuple[type[nn.Module]], object]:
+        return _new, (self.plain,), self.__getstate__()
+
+
+def _new(plain: type[nn.Module]) -> SwitchedMode:
+    return object.__new__(switched_class(plain))
+
+
+class SwitchableDropout(SwitchedMode):
     """A torch dropout module that follows the switch of `vardrop.sampling`.
 
     Args:
@@ -26,23 +62,19 @@ class SwitchableDropout(Noisy):
         **kwargs: its keyword arguments.
     """
 
-    drop: ClassVar[Callable[..., Tensor]]
     spatial: ClassVar[int | None] = 0  # trailing axes that share one draw. None: all but two
     p: float
-    inplace: bool
 
     def forward(self, input: Tensor) -> Tensor:
         """The input with noise while sampling, else the input itself."""
         global_noise = generator(input.device) is None and not noise_is_given()
-        if not self.is_sampling or global_noise:
-            return type(self).drop(input, self.p, self.is_sampling, self.inplace)
+        if not self.training or global_noise:
+            output: Tensor = super().forward(input)
+            return output
         # The functions of torch draw from the global generator only.
-        mask = uniform(self._noise_shape(input), input) >= self.p
-        return self._apply_mask(input, mask.to(input.dtype))
-
-    def _noise_shape(self, x: Tensor) -> tuple[int, ...]:
-        spatial = x.dim() - 2 if self.spatial is None else self.spatial
-        return (*x.shape[: x.dim() - spatial], *(1,) * spatial)
+        spatial = input.dim() - 2 if self.spatial is None else self.spatial
+        shape = (*input.shape[: input.dim() - spatial], *(1,) * spatial)
+        return self._apply_mask(input, (uniform(shape, input) >= self.p).to(input.dtype))
 
     def _apply_mask(self, x: Tensor, mask: Tensor) -> Tensor:
         return x * (mask / (1 - self.p) if self.p < 1 else mask)
@@ -73,8 +105,6 @@ class Dropout(SwitchableDropout, nn.Dropout):
     False
     """
 
-    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.dropout)
-
 
 class Dropout1d(SwitchableDropout, nn.Dropout1d):
     """`nn.Dropout1d` with the sampling switch.
@@ -84,7 +114,6 @@ class Dropout1d(SwitchableDropout, nn.Dropout1d):
         inplace: whether to write into the input.
     """
 
-    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.dropout1d)
     spatial: ClassVar[int | None] = 1
 
 
@@ -96,7 +125,6 @@ class Dropout2d(SwitchableDropout, nn.Dropout2d):
         inplace: whether to write into the input.
     """
 
-    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.dropout2d)
     spatial: ClassVar[int | None] = 2
 
 
@@ -108,7 +136,6 @@ class Dropout3d(SwitchableDropout, nn.Dropout3d):
         inplace: whether to write into the input.
     """
 
-    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.dropout3d)
     spatial: ClassVar[int | None] = 3
 
 
@@ -120,8 +147,6 @@ class AlphaDropout(_SwitchableAlphaDropout, nn.AlphaDropout):
         inplace: whether to write into the input.
     """
 
-    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.alpha_dropout)
-
 
 class FeatureAlphaDropout(_SwitchableAlphaDropout, nn.FeatureAlphaDropout):
     """`nn.FeatureAlphaDropout` with the sampling switch.
@@ -131,16 +156,33 @@ class FeatureAlphaDropout(_SwitchableAlphaDropout, nn.FeatureAlphaDropout):
         inplace: whether to write into the input.
     """
 
-    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.feature_alpha_dropout)
     spatial: ClassVar[int | None] = None
 
 
 # The switchable dropout for each torch dropout, by exact type.
 DROPOUT_TYPES: dict[type[nn.Module], type[SwitchableDropout]] = {
-    nn.Dropout: Dropout,
-    nn.Dropout1d: Dropout1d,
-    nn.Dropout2d: Dropout2d,
-    nn.Dropout3d: Dropout3d,
-    nn.AlphaDropout: AlphaDropout,
-    nn.FeatureAlphaDropout: FeatureAlphaDropout,
+    kind.plain: kind
+    for kind in (Dropout, Dropout1d, Dropout2d, Dropout3d, AlphaDropout, FeatureAlphaDropout)
 }
+_SWITCHED: dict[type[nn.Module], type[SwitchedMode]] = {**DROPOUT_TYPES}
+
+
+def switched_class(plain: type[nn.Module]) -> type[SwitchedMode]:
+    """The subclass of a module type whose dropout follows the sampling switch.
+
+    Args:
+        plain: the class of the modules.
+
+    Returns:
+        The class, the same for every call.
+
+    >>> switched_class(nn.LSTM).__name__, switched_class(nn.LSTM) is switched_class(nn.LSTM)
+    ('SwitchedLSTM', True)
+    >>> switched_class(nn.Dropout)
+    <class 'vardrop.gates.switchable_dropout.Dropout'>
+    """
+    if plain not in _SWITCHED:
+        members = {"__module__": __name__, "__doc__": plain.__doc__}
+        made = type(f"Switched{plain.__name__}", (SwitchedMode, plain), members)
+        _SWITCHED.setdefault(plain, made)
+    return _SWITCHED[plain]
