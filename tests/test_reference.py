@@ -1,6 +1,7 @@
 """Every public name stands in the reference, once, and in a page that says what it is for."""
 
 import importlib
+import inspect
 import re
 import tomllib
 from functools import cache
@@ -62,6 +63,60 @@ def test_every_public_name_is_used_in_a_page():
     pages = [p for p in DOCS.rglob("*.md") if p.parent.name != "reference" and p.stem != "results"]
     pages.append(DOCS.parent / "README.md")  # the table of methods
     assert missing(vd.__all__, "\n".join(page.read_text() for page in pages)) == []
+
+
+def parameters(function):
+    named = inspect.signature(function).parameters.values()
+    return [
+        p for p in named if p.name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+
+
+def lacking(thing):
+    """The sections that the docstring of a public callable lacks."""
+    doc = inspect.getdoc(thing) or ""
+    returned = None if inspect.isclass(thing) else inspect.signature(thing).return_annotation
+    sections = ["Args:"] if parameters(thing) else []
+    sections += ["Returns:"] if sections and returned not in (None, "None") else []
+    return [section for section in sections if section not in doc]
+
+
+def public_callables():
+    """Functions, classes and the methods that a class declares first, by name."""
+    rooms = [vd, *(room for name in vd.__all__ if inspect.ismodule(room := getattr(vd, name)))]
+    names = [(room, n) for room in rooms for n in getattr(room, "__all__", dir(room))]
+    things = [getattr(room, n) for room, n in names if n[0] != "_"]
+    for thing in (thing for thing in things if inspect.isfunction(thing) or inspect.isclass(thing)):
+        name = f"{thing.__module__}.{thing.__qualname__}"
+        if not name.startswith("vardrop"):
+            continue
+        if inspect.isfunction(thing):
+            yield name, thing
+        else:
+            if not inspect.isabstract(thing) and not issubclass(thing, Exception):
+                yield name, thing
+            above = {n for base in thing.__mro__[1:] for n in vars(base)}
+            for n in vars(thing).keys() - above:
+                method = getattr(vars(thing)[n], "__func__", vars(thing)[n])  # of a class method
+                if n[0] != "_" and inspect.isfunction(method):
+                    yield f"{name}.{n}", method
+
+
+def test_every_public_callable_describes_its_parameters_and_what_it_returns():
+    things = dict(public_callables())
+    assert len(things) > 300
+    assert {name: lacking(thing) for name, thing in things.items() if lacking(thing)} == {}
+
+
+def test_a_section_that_a_docstring_lacks_is_found():
+    def scale(x: float) -> float:
+        """Twice the number.
+
+        Args:
+            x: the number.
+        """
+
+    assert lacking(scale) == ["Returns:"]
 
 
 def test_a_name_that_no_page_has_is_found():

@@ -89,7 +89,15 @@ def register_kl(
 
 
 def check_kl(q: Posterior, p: Prior) -> _Pair[Any, Any]:
-    """Return the registered pair, or raise an error if KL(q || p) cannot be computed."""
+    """Return the registered pair, or raise an error if KL(q || p) cannot be computed.
+
+    Args:
+        q: the posterior.
+        p: the prior.
+
+    Returns:
+        The registered pair.
+    """
     check_type("q", q, Posterior, "a Posterior")
     check_type("p", p, Prior, "a Prior")
     pair = _PAIRS.get((type(q), type(p))) or _PAIRS.get((Posterior, type(p)))

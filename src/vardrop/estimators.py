@@ -106,14 +106,28 @@ class AffineMap:
         return self.mean_output(inputs), variance
 
     def mean_output(self, inputs: tuple[Tensor, ...]) -> Tensor | None:
-        """The output for the mean weights, or None if it is zero without a product."""
+        """The output for the mean weights, or None if it is zero without a product.
+
+        Args:
+            inputs: of the product.
+
+        Returns:
+            The output, or None.
+        """
         bias = self.bias.mean if isinstance(self.bias, NoisyTensor) else self.bias
         if not self.weight.posterior.zero_mean:
             return self.op(*inputs, self.weight.mean, bias)
         return None if bias is None else bias.view(-1, *(1,) * self.trailing)
 
     def variances(self, floor: float = 0.0) -> tuple[Tensor, Tensor]:
-        """The variance of the weight, and the variance of the bias + floor."""
+        """The variance of the weight, and the variance of the bias + floor.
+
+        Args:
+            floor: is added to the variance of the bias.
+
+        Returns:
+            Both variances.
+        """
         variance = self.weight.variance()
         bias = variance.new_full((self.outputs,), floor)
         if isinstance(self.bias, NoisyTensor):
@@ -121,12 +135,27 @@ class AffineMap:
         return keep_layout(variance, self.weight.mean) if self.trailing else variance, bias
 
     def draw(self, batch: tuple[int, ...] = ()) -> WeightNoise:
-        """Standard noise for the weight, and for the bias if it is noisy."""
+        """Standard noise for the weight, and for the bias if it is noisy.
+
+        Args:
+            batch: the shape of the batch of draws.
+
+        Returns:
+            The noise.
+        """
         noise = self.weight.draw(batch)
         return noise, self.bias.draw(batch) if isinstance(self.bias, NoisyTensor) else None
 
     def sample(self, noise_w: Tensor, noise_b: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias for given noise. A bias without noise is its mean."""
+        """Weight and bias for given noise. A bias without noise is its mean.
+
+        Args:
+            noise_w: the noise of the weight.
+            noise_b: the noise of the bias, or None.
+
+        Returns:
+            Weight and bias.
+        """
         weight = keep_layout(self.weight.sample(noise_w), self.weight.mean)
         if isinstance(self.bias, NoisyTensor) and noise_b is not None:
             return weight, self.bias.sample(noise_b)
@@ -141,7 +170,14 @@ class Estimator(Value, ABC):
     whole_weights_per: ClassVar[Literal["batch", "example"] | None] = "batch"
 
     def unsupported_reason(self, posterior: Posterior) -> str | None:
-        """Why this estimator does not support a posterior, or None if it does."""
+        """Why this estimator does not support a posterior, or None if it does.
+
+        Args:
+            posterior: of the weights.
+
+        Returns:
+            The reason, or None.
+        """
         return None
 
     @abstractmethod
@@ -299,7 +335,12 @@ def _wrong_noise(wanted: str, noise: ExplicitNoise) -> VardropError:
 
 
 def check_estimator(estimator: Estimator, posterior: Posterior) -> None:
-    """Raise unless the estimator can draw from the posterior."""
+    """Raise unless the estimator can draw from the posterior.
+
+    Args:
+        estimator: how the noise is drawn.
+        posterior: of the weights.
+    """
     if reason := estimator.unsupported_reason(posterior):
         raise VardropError(
             f"Expected an estimator that fits the posterior, but {reason}. "

@@ -213,6 +213,13 @@ class Categorical(_OfClasses):
     def masked(self, y: Tensor, mask: Tensor) -> Tensor:
         """Set targets to `ignore_index` if the mask, such as an attention mask, is zero.
 
+        Args:
+            y: the targets.
+            mask: zero where a target does not count.
+
+        Returns:
+            The targets.
+
         >>> import torch
         >>> Categorical().masked(torch.tensor([[3, 1, 0]]), torch.tensor([[1, 1, 0]]))
         tensor([[   3,    1, -100]])
@@ -229,7 +236,11 @@ class Categorical(_OfClasses):
         return targets
 
     def check_valid(self, y: Tensor) -> None:
-        """Raise an error for an example without a target that counts."""
+        """Raise an error for an example without a target that counts.
+
+        Args:
+            y: the targets.
+        """
         empty = ~_per_example(self.valid_mask(y), 1).bool()
         if bool(empty.any()):
             raise VardropError(

@@ -83,7 +83,15 @@ class NoisyTensor:
     cached_variance: Tensor | None = None
 
     def rows(self, start: int, stop: int) -> NoisyTensor:
-        """The rows from `start` to `stop`, along axis 0, with their noise."""
+        """The rows from `start` to `stop`, along axis 0, with their noise.
+
+        Args:
+            start: the first row.
+            stop: the row after the last.
+
+        Returns:
+            A view of these rows.
+        """
         size = len(self.mean)
 
         def cut(tensors: Tensors) -> dict[str, Tensor]:
@@ -104,17 +112,38 @@ class NoisyTensor:
         return self.posterior.variance(self.mean, self.noise)
 
     def draw(self, batch: tuple[int, ...] = ()) -> Tensor:
-        """Standard noise for one draw, or for a batch of draws."""
+        """Standard noise for one draw, or for a batch of draws.
+
+        Args:
+            batch: the shape of the batch of draws.
+
+        Returns:
+            The noise.
+        """
         return self.posterior.draw(self.mean, self.axes, batch)
 
     def sample(self, noise: Tensor) -> Tensor:
-        """w for standard noise from `draw`."""
+        """w for standard noise from `draw`.
+
+        Args:
+            noise: from `draw`.
+
+        Returns:
+            The weights.
+        """
         if self.cached_variance is not None and noise.shape == self.mean.shape:
             return gaussian_output(self.mean, self.cached_variance, noise)
         return self.posterior.sample(self.mean, noise, self.noise)
 
     def perturbation(self, noise: Tensor) -> Tensor:
-        """w - E w for standard noise from `draw`."""
+        """w - E w for standard noise from `draw`.
+
+        Args:
+            noise: from `draw`.
+
+        Returns:
+            The perturbations of the weights.
+        """
         return self.posterior.perturbation(self.mean, noise, self.noise)
 
     def log_alpha(self) -> Tensor:
@@ -126,7 +155,14 @@ class NoisyTensor:
         return self.posterior.adds_variances(self.mean, self.axes)
 
     def kl(self, value: bool = True) -> Tensor | None:
-        """KL(q || p), summed, or None without a prior; only its gradient with `value=False`."""
+        """KL(q || p), summed, or None without a prior; only its gradient with `value=False`.
+
+        Args:
+            value: with False only the gradient is exact.
+
+        Returns:
+            A tensor without axes, or None.
+        """
         if self.prior is None:
             return None
         if is_sharded(self.mean):
@@ -150,6 +186,12 @@ class NoisyTensor:
         """The tensor for products, with values that a training step shares computed once.
 
         In training mode the mean is the `training_mean` of the posterior.
+
+        Args:
+            training: whether the layer is in training mode.
+
+        Returns:
+            The tensor.
         """
         mean, variance = self.mean, self.cached_variance
         if self.prior is not None:

@@ -29,7 +29,14 @@ class Prior(Value):
         return False
 
     def initial(self, weight: Tensor) -> dict[str, Tensor]:
-        """The tensors that a layer must own for this prior, at their initial values."""
+        """The tensors that a layer must own for this prior, at their initial values.
+
+        Args:
+            weight: the weight at the start.
+
+        Returns:
+            The tensors by name.
+        """
         return {}
 
 
@@ -39,7 +46,15 @@ class Proper(Prior, ABC):
 
     @abstractmethod
     def log_prob(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-        """log p(w), elementwise."""
+        """log p(w), elementwise.
+
+        Args:
+            weight: the weight.
+            tensors: the tensors of the prior by name.
+
+        Returns:
+            The log densities, in the shape of `weight`.
+        """
 
 
 @dataclass(frozen=True)
@@ -102,13 +117,29 @@ class Normal(Proper):
         return {}
 
     def location(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The mean, broadcastable to `weight`."""
+        """The mean, broadcastable to `weight`.
+
+        Args:
+            weight: the weight.
+            tensors: the tensors of the prior by name.
+
+        Returns:
+            The mean.
+        """
         if "prior_mean" in tensors:
             return tensors["prior_mean"]
         return weight.new_full((), float(self.mean))
 
     def scale(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The standard deviation, broadcastable to `weight`."""
+        """The standard deviation, broadcastable to `weight`.
+
+        Args:
+            weight: the weight.
+            tensors: the tensors of the prior by name.
+
+        Returns:
+            The standard deviation.
+        """
         if "prior_log_std" in tensors:
             return tensors["prior_log_std"].exp()
         return weight.new_full((), self.std)

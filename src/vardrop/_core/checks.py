@@ -31,6 +31,15 @@ def check_number(
 ) -> None:
     """Raise an error unless a value is a finite real number within the limits.
 
+    Args:
+        name: of the argument, for the message.
+        value: the argument.
+        above: the value must be greater.
+        at_least: the value must be greater or equal.
+        below: the value must be less.
+        at_most: the value must be less or equal.
+        remedy: the end of the message.
+
     >>> check_number("drop_rate", 0.5, at_least=0, below=1)
     """
     limits = zip(_LIMITS, (above, at_least, below, at_most), strict=True)
@@ -48,6 +57,12 @@ def check_number(
 
 def check_integer(name: str, value: object, at_least: int = 1, remedy: str = "") -> None:
     """Raise an error unless a value is an integer of at least `at_least` and of 64 bits, no bool.
+
+    Args:
+        name: of the argument, for the message.
+        value: the argument.
+        at_least: the smallest allowed value.
+        remedy: the end of the message.
 
     >>> check_integer("samples", 8)
     """

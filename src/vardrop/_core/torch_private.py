@@ -41,13 +41,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class FunctionContext(Protocol):
     """The `ctx` of an `autograd.Function`. torch has no public type with the saved tensors."""
 
-    @property
-    def saved_tensors(self) -> tuple[Tensor, ...]: ...
-    @property
-    def needs_input_grad(self) -> tuple[bool, ...]: ...
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
-    def save_for_forward(self, *tensors: Tensor) -> None: ...
-    def set_materialize_grads(self, value: bool) -> None: ...
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    save_for_backward: Callable[..., None]
+    save_for_forward: Callable[..., None]
+    set_materialize_grads: Callable[[bool], None]
 
 
 def in_transform() -> bool:

@@ -292,6 +292,9 @@ class VardropRegressor(RegressorMixin, _Estimator):
             X: examples as an array or a DataFrame.
             y: one value for each.
             sample_weight: one weight for each. Weight 2 counts as two examples.
+
+        Returns:
+            The estimator itself.
         """
         frame, y = self._rows(X, y, y_numeric=True)
         weight = _weights(sample_weight, frame)
@@ -304,6 +307,9 @@ class VardropRegressor(RegressorMixin, _Estimator):
         Args:
             X: examples with the columns of the fit.
             return_std: also return the predictive standard deviation.
+
+        Returns:
+            The means, (N,), and with `return_std` the standard deviations.
         """
         p = self.predict_dist(X)
         mean = p.mean.flatten().numpy()
@@ -315,6 +321,9 @@ class VardropRegressor(RegressorMixin, _Estimator):
         Args:
             X: examples with the columns of the fit.
             coverage: the fraction of new values that the intervals contain.
+
+        Returns:
+            The lower ends and the upper ends, (N,) each.
         """
         lower, upper = self.model_.interval(self.predict_dist(X), coverage)
         return lower.flatten().numpy(), upper.flatten().numpy()
@@ -325,6 +334,9 @@ class VardropRegressor(RegressorMixin, _Estimator):
         Args:
             X: examples with the columns of the fit.
             quantiles: levels above 0 and below 1.
+
+        Returns:
+            The quantiles.
         """
         p = self.predict_dist(X)
         parts = p.likelihood.parts(p.draws)
@@ -341,6 +353,9 @@ class VardropRegressor(RegressorMixin, _Estimator):
             X: examples with the columns of the fit.
             n_samples: values per example.
             random_state: seed, or a random state of numpy.
+
+        Returns:
+            The values.
         """
         p, generator = self.predict_dist(X), _generator(random_state)
         parts = p.likelihood.parts(p.draws)
@@ -392,6 +407,9 @@ class VardropClassifier(ClassifierMixin, _Estimator):
             X: examples as an array or a DataFrame.
             y: one class for each.
             sample_weight: one weight for each. Weight 2 counts as two examples.
+
+        Returns:
+            The estimator itself.
         """
         frame, y = self._rows(X, y, y_numeric=False)
         check_classification_targets(y)
@@ -412,6 +430,9 @@ class VardropClassifier(ClassifierMixin, _Estimator):
 
         Args:
             X: examples with the columns of the fit.
+
+        Returns:
+            The probabilities.
         """
         probs = self.predict_dist(X).probs.numpy()
         return probs / probs.sum(1, keepdims=True)
@@ -421,6 +442,9 @@ class VardropClassifier(ClassifierMixin, _Estimator):
 
         Args:
             X: examples with the columns of the fit.
+
+        Returns:
+            The classes, (N,).
         """
         check_is_fitted(self, "model_")
         return self.classes_[self.predict_proba(X).argmax(1)]
@@ -431,6 +455,9 @@ class VardropClassifier(ClassifierMixin, _Estimator):
         Args:
             X: examples with the columns of the fit.
             coverage: the fraction of new examples whose class is inside.
+
+        Returns:
+            The sets.
         """
         return self.model_.sets(self.predict_dist(X), coverage).numpy()
 
@@ -441,6 +468,9 @@ class VardropClassifier(ClassifierMixin, _Estimator):
             X: examples with the columns of the fit.
             n_samples: classes per example.
             random_state: seed, or a random state of numpy.
+
+        Returns:
+            The classes.
         """
         generator, cumulated = _generator(random_state), self.predict_proba(X).cumsum(1)
         u = generator.random_sample((len(cumulated), n_samples))

@@ -56,21 +56,54 @@ class ClassRule(Value, ABC):
     linear: ClassVar[bool] = False  # the probabilities are the softmax of the logits
 
     def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
-        """Class log-probabilities without noise: log softmax(o), or log softmax(o + log rho)."""
+        """Class log-probabilities without noise: log softmax(o), or log softmax(o + log rho).
+
+        Args:
+            logits: of the linear layer, (..., classes).
+            branches: the outputs of the other linear maps by name.
+
+        Returns:
+            The log-probabilities, (..., classes).
+        """
         if "retain" in branches:
             logits = logits + functional.logsigmoid(branches["retain"])
         return torch.log_softmax(logits, dim=-1)
 
     def draw(self, logits: Tensor, branches: Branches) -> Tensor:
-        """Class log-probabilities under one draw of the noise, without labels."""
+        """Class log-probabilities under one draw of the noise, without labels.
+
+        Args:
+            logits: of the linear layer, (..., classes).
+            branches: the outputs of the other linear maps by name.
+
+        Returns:
+            The log-probabilities, (..., classes).
+        """
         return self.log_probs(logits, branches)
 
     @abstractmethod
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
-        """The training objective under one draw of the noise."""
+        """The training objective under one draw of the noise.
+
+        Args:
+            logits: of the linear layer, (..., classes).
+            branches: the outputs of the other linear maps by name.
+            y: the labels, (...).
+
+        Returns:
+            The objective and its parts.
+        """
 
     def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
-        """The probability that each class is retained, in the shape of the logits."""
+        """The probability that each class is retained, in the shape of the logits.
+
+        Args:
+            logits: of the linear layer, (..., classes).
+            branches: the outputs of the other linear maps by name.
+
+        Returns:
+            The probabilities.
+        """
         if "retain" in branches:
             return torch.sigmoid(branches["retain"])
         return torch.ones_like(logits)
@@ -109,7 +142,11 @@ class Head(Noisy, nn.Linear):
         self.make_head(rule)
 
     def make_head(self, rule: ClassRule) -> None:
-        """Register the rule and its branches on a plain linear layer."""
+        """Register the rule and its branches on a plain linear layer.
+
+        Args:
+            rule: how logits become probabilities.
+        """
         check_type("rule", rule, ClassRule, "a rule such as vardrop.heads.DropMaxRule()")
         if self.out_features < 2:
             raise VardropError(
@@ -170,7 +207,15 @@ class Head(Noisy, nn.Linear):
         return torch.logsumexp(draws, dim=0) - math.log(samples)
 
     def loss(self, h: Tensor, y: Tensor) -> HeadParts:
-        """The objective and its parts for features h (..., in_features) and labels y (...)."""
+        """The objective and its parts for features h (..., in_features) and labels y (...).
+
+        Args:
+            h: the features, (..., in_features).
+            y: the labels, (...).
+
+        Returns:
+            The objective and its parts.
+        """
         maps = self._maps(h)
         self._check_labels(h, y)
         return self.rule.loss(*maps, y)
@@ -191,7 +236,14 @@ class Head(Noisy, nn.Linear):
             )
 
     def retain_probability(self, h: Tensor) -> Tensor:
-        """The probability that each class is retained for features h, (..., num_classes)."""
+        """The probability that each class is retained for features h, (..., num_classes).
+
+        Args:
+            h: the features, (..., in_features).
+
+        Returns:
+            The probabilities, (..., num_classes).
+        """
         return self.rule.retain_probability(*self._maps(h))
 
     def loss_in(self, net: nn.Module, x: Any, y: Tensor) -> HeadParts:
@@ -199,6 +251,14 @@ class Head(Noisy, nn.Linear):
 
         It is computed in the forward pass of the head, when a sharded model has its tensors
         together. Other threads still get log-probabilities from the same head.
+
+        Args:
+            net: the model.
+            x: its input.
+            y: the labels.
+
+        Returns:
+            The objective and its parts.
         """
         _TAP.head, _TAP.labels, _TAP.runs = self, y, 0
         try:

@@ -52,6 +52,10 @@ class Conv1D(Variational, pytorch_utils.Conv1D):
 
     y = x w + b, w ~ q of shape (inputs, outputs). Input (*, inputs), output (*, outputs).
 
+    Args:
+        nf: the number of outputs.
+        nx: the number of inputs.
+
     >>> import torch, vardrop as vd
     >>> from transformers.pytorch_utils import Conv1D
     >>> layer = vd.convert(Conv1D(3, 4), vd.sparse_vd())
@@ -213,7 +217,14 @@ def means(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """Whether a model is a PEFT model."""
+    """Whether a model is a PEFT model.
+
+    Args:
+        model: any module.
+
+    Returns:
+        Whether it is a PEFT model.
+    """
     peft = sys.modules.get("peft")  # without an import there are no such models
     return peft is not None and isinstance(model, peft.PeftModel)
 

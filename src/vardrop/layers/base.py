@@ -92,12 +92,27 @@ class Variational(Noisy):
 
     @classmethod
     def weights_of(cls, layer: nn.Module) -> Mapping[str, Axes]:
-        """The weights of a noisy or plain layer by name, each with its axes."""
+        """The weights of a noisy or plain layer by name, each with its axes.
+
+        Args:
+            layer: a noisy or plain layer of this type.
+
+        Returns:
+            The axes of each weight by its name.
+        """
         return {"weight": cls.axes}
 
     @classmethod
     def unsupported_reason(cls, layer: nn.Module, gate: FeatureNoise | None) -> str:
-        """Why a plain layer cannot be made noisy, or not with this gate. Empty if it can."""
+        """Why a plain layer cannot be made noisy, or not with this gate. Empty if it can.
+
+        Args:
+            layer: a plain layer.
+            gate: the noise of the gate, or None.
+
+        Returns:
+            The reason.
+        """
         if getattr(gate, "granularity", None) == "sequence":
             return "one mask per sequence is for recurrent layers"
         return ""
@@ -161,7 +176,14 @@ class Variational(Noisy):
         self._centre()
 
     def new_gate(self, noise: FeatureNoise) -> Gate:
-        """Make a gate for the units of this layer."""
+        """Make a gate for the units of this layer.
+
+        Args:
+            noise: the method of the gate.
+
+        Returns:
+            The gate.
+        """
         side = noise.sides[self.spatial > 0]
         units = self.num_inputs if side == "input" else self.num_outputs
         return Gate(noise, units, self.channel_axis, side)
@@ -171,7 +193,15 @@ class Variational(Noisy):
         return {name: getattr(self, name) for name in self.weight_axes}
 
     def per_feature(self, factor: Tensor, name: str) -> Tensor:
-        """Map one number per unit of the gate to one per input or output of a gated weight."""
+        """Map one number per unit of the gate to one per input or output of a gated weight.
+
+        Args:
+            factor: one number per unit of the gate.
+            name: of the weight.
+
+        Returns:
+            One number per input or output of the weight.
+        """
         return factor
 
     def sublayers(self) -> dict[str, Variational]:
@@ -234,8 +264,10 @@ class Variational(Noisy):
     ) -> None:
         """Replace the posterior of the same tensors. Prior, gate and switches are unchanged.
 
-        `noise` holds its tensors by the name of their mean. A parameter stays a parameter, and
-        other tensors become buffers. Pass the same objects to tied layers.
+        Args:
+            posterior: the new posterior.
+            noise: its tensors by the name of their mean. A parameter stays a parameter, and other
+                tensors become buffers. Pass the same objects to tied layers.
         """
         before = self.noisy_tensors()
         self._forget_noise()
@@ -269,6 +301,10 @@ class Variational(Noisy):
         """Multiply every input or output unit by one number, in place, in the weights.
 
         Override it if the output is not linear in all of the weights.
+
+        Args:
+            factor: one number per unit.
+            side: "input" or "output".
         """
         for name, axes in self.weight_axes.items():
             weight = getattr(self, name)
@@ -301,7 +337,16 @@ class Variational(Noisy):
     def affine(
         self, op: _Map | None = None, weight: str = "weight", bias: str = "bias"
     ) -> AffineMap:
-        """A product with the distribution of its weight and bias. `op` defaults to `self.op`."""
+        """A product with the distribution of its weight and bias.
+
+        Args:
+            op: the product as a function of inputs, weight and bias. By default `self.op`.
+            weight: the name of the weight.
+            bias: the name of the bias.
+
+        Returns:
+            The product with its noise.
+        """
         op = self.op if op is None else op
         assert op is not None
         return AffineMap(
@@ -313,7 +358,15 @@ class Variational(Noisy):
         )
 
     def apply_gate(self, side: Side, x: Tensor) -> Tensor:
-        """Apply the gate to x if it acts on this side of the layer."""
+        """Apply the gate to x if it acts on this side of the layer.
+
+        Args:
+            side: "input" or "output".
+            x: the inputs or outputs of the layer.
+
+        Returns:
+            x, with the gate applied if it acts on this side.
+        """
         return self.gate(x) if self.gate is not None and self.gate.side == side else x
 
     def product(
@@ -346,6 +399,14 @@ class Variational(Noisy):
         """Apply `product` to one input, with the gate before or after it.
 
         The input may be a single example without a batch axis.
+
+        Args:
+            op: the product as a function of inputs, weight and bias.
+            x: the input.
+            noise: explicit noise, or None.
+
+        Returns:
+            The output of the layer.
         """
         x = x if self.gate is None else self.apply_gate("input", x)
         if x.dim() == self.spatial + 1:

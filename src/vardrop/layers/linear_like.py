@@ -47,7 +47,15 @@ _MADE: dict[type[nn.Module], type[LinearLike]] = {}
 
 
 def linear_like_class(plain: type[nn.Module], sizes: tuple[str, str]) -> type[LinearLike]:
-    """The noisy class of a dense layer of another library, the same for every call."""
+    """The noisy class of a dense layer of another library, the same for every call.
+
+    Args:
+        plain: the type of the plain layer.
+        sizes: the names of its attributes with the numbers of inputs and outputs.
+
+    Returns:
+        The class.
+    """
     if plain not in _MADE:
         members = {"plain": plain, "sizes": sizes, "__module__": __name__, "__doc__": plain.__doc__}
         _MADE[plain] = type(f"Noisy{plain.__name__}", (LinearLike, plain), members)

@@ -143,7 +143,11 @@ class ELBO(nn.Module):
         self.register_buffer("beta", torch.tensor(float(beta)))
 
     def set_beta(self, beta: float) -> None:
-        """Change the weight of the KL in place."""
+        """Change the weight of the KL in place.
+
+        Args:
+            beta: the new weight.
+        """
         check_number("beta", beta, at_least=0)
         self.beta.fill_(beta)
 
@@ -167,12 +171,28 @@ class ELBO(nn.Module):
             return self.with_cached_kl(self.parts, x, y)
 
     def outputs(self, x: Any) -> Any:
-        """The output of the model for a batch, or the part that `output` selects."""
+        """The output of the model for a batch, or the part that `output` selects.
+
+        Args:
+            x: a batch of inputs.
+
+        Returns:
+            The output.
+        """
         returned = call_net(self.net, clone_batch(plain_batch(x)))
         return returned if self.output is None else self.output(returned)
 
     def with_cached_kl(self, parts: Callable[..., ELBOParts], x: Any, y: Any) -> ELBOParts:
-        """`parts(x, y, latest)`; `latest` is the stored KL, or None if it must be computed."""
+        """`parts(x, y, latest)`, with the stored KL as `latest`, or None if it must be computed.
+
+        Args:
+            parts: a function such as the method `parts`.
+            x: a batch of inputs.
+            y: its targets.
+
+        Returns:
+            The loss and its parts.
+        """
         if self.kl_value_every == 1 or not self.training:
             return parts(x, y, None)
         due = self._step % self.kl_value_every == 0
@@ -185,7 +205,17 @@ class ELBO(nn.Module):
     def parts(
         self, x: Any, y: Any, latest: Tensor | None = None, weight: Tensor | None = None
     ) -> ELBOParts:
-        """The loss and its parts. With `latest` the value of the KL is not computed."""
+        """The loss and its parts. With `latest` the value of the KL is not computed.
+
+        Args:
+            x: a batch of inputs.
+            y: its targets.
+            latest: a KL to report instead of the current one.
+            weight: one weight per example, or None.
+
+        Returns:
+            The loss and its parts.
+        """
         noisy = [m for m in self.net.modules() if isinstance(m, Noisy)]
         head = next((m for m in noisy if isinstance(m, Head)), None)
         terms = [self._data_term(x, y, weight, head) for _ in range(self.samples)]

@@ -94,7 +94,15 @@ class Posterior(Value, ABC):
         return "weight" if self.gaussian else None
 
     def adds_variances(self, weight: Tensor, axes: Axes) -> bool:
-        """Whether the variance of an output is a sum over its weights, because none share noise."""
+        """Whether the variance of an output is a sum over its weights, because none share noise.
+
+        Args:
+            weight: the mean of the weight.
+            axes: of its inputs and outputs.
+
+        Returns:
+            Whether it is the sum.
+        """
         if self.noise_per == "input":
             units = (*axes.input, *axes.output)
             return all(n == 1 for i, n in enumerate(weight.shape) if i not in units)
@@ -107,26 +115,76 @@ class Posterior(Value, ABC):
 
     @abstractmethod
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
-        """The noise tensors for a weight, at their initial values."""
+        """The noise tensors for a weight, at their initial values.
+
+        Args:
+            weight: the mean of the weight.
+            axes: of its inputs and outputs.
+
+        Returns:
+            The tensors by name.
+        """
 
     @abstractmethod
     def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
-        """Var w, in the shape of `weight`."""
+        """Var w, in the shape of `weight`.
+
+        Args:
+            weight: the mean of the weight.
+            tensors: the noise tensors by name.
+
+        Returns:
+            The variances.
+        """
 
     def training_mean(self, weight: Tensor, tensors: Tensors, variance: Tensor | None) -> Tensor:
-        """The mean of draws in training mode. `variance` is Var w if it is already computed."""
+        """The mean of draws in training mode.
+
+        Args:
+            weight: the mean of the weight.
+            tensors: the noise tensors by name.
+            variance: Var w if it is already computed.
+
+        Returns:
+            The mean.
+        """
         return weight
 
     @abstractmethod
     def perturbation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
-        """w - E w for standard noise from `draw`."""
+        """w - E w for standard noise from `draw`.
+
+        Args:
+            weight: the mean of the weight.
+            noise: from `draw`.
+            tensors: the noise tensors by name.
+
+        Returns:
+            The perturbations of the weights.
+        """
 
     @abstractmethod
     def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
-        """log(Var w / (E w)^2), broadcastable to the shape of `weight`."""
+        """log(Var w / (E w)^2), broadcastable to the shape of `weight`.
+
+        Args:
+            weight: the mean of the weight.
+            tensors: the noise tensors by name.
+
+        Returns:
+            The ratios.
+        """
 
     def log_variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
-        """log Var w. Override it if the variance itself may underflow."""
+        """log Var w. Override it if the variance itself may underflow.
+
+        Args:
+            weight: the mean of the weight.
+            tensors: the noise tensors by name.
+
+        Returns:
+            The log variances, in the shape of `weight`.
+        """
         return self.variance(weight, tensors).log()
 
     @property
@@ -135,15 +193,41 @@ class Posterior(Value, ABC):
         return self.gaussian or type(self).entropy is not Posterior.entropy
 
     def entropy(self, weight: Tensor, tensors: Tensors) -> Tensor:
-        """The differential entropy of each weight. Override it for weights that are not normal."""
+        """The differential entropy of each weight. Override it for weights that are not normal.
+
+        Args:
+            weight: the mean of the weight.
+            tensors: the noise tensors by name.
+
+        Returns:
+            The entropies, in the shape of `weight`.
+        """
         if not self.gaussian:
             raise VardropError(f"Expected a posterior with an `entropy`, but got {self!r}.")
         return normal_entropy(log_variance=self.log_variance(weight, tensors))
 
     def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
-        """Standard noise for one weight tensor, or for a batch of them."""
+        """Standard noise for one weight tensor, or for a batch of them.
+
+        Args:
+            weight: the mean of the weight.
+            axes: of its inputs and outputs.
+            batch: the shape of the batch.
+
+        Returns:
+            The noise.
+        """
         return standard_normal((*batch, *weight.shape), weight)
 
     def sample(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
-        """w for standard noise from `draw`, in the dtype of `weight`."""
+        """w for standard noise from `draw`, in the dtype of `weight`.
+
+        Args:
+            weight: the mean of the weight.
+            noise: from `draw`.
+            tensors: the noise tensors by name.
+
+        Returns:
+            The weights.
+        """
         return (weight + self.perturbation(weight, noise, tensors)).to(weight.dtype)

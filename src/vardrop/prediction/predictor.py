@@ -158,7 +158,11 @@ class Predictor(nn.Module):
             check_noise(self.net)
 
     def replace_net(self, net: nn.Module) -> None:
-        """Predict with a model that belongs to this predictor and moves with it."""
+        """Predict with a model that belongs to this predictor and moves with it.
+
+        Args:
+            net: the model.
+        """
         del self.__dict__["net"]
         self.__dict__["source"] = net
         self.net = net
@@ -264,6 +268,13 @@ class Predictor(nn.Module):
 
         With the `output` of moment propagation, the prediction has its mean and variance instead of
         the sample moments of the draws.
+
+        Args:
+            draws: the outputs of all draws, (S, N, ...).
+            output: mean and variance of the output, by moment propagation.
+
+        Returns:
+            The prediction.
         """
         summary = Summary(self.likelihood, len(draws) if self.keep is None else self.keep)
         summary.add(draws)
@@ -280,7 +291,15 @@ class Predictor(nn.Module):
             self._unchecked = False
 
     def strategy_for(self, x: Batch, seed: int | None = None) -> DrawStrategy:
-        """How inputs like x are drawn, with a seed of the user or without."""
+        """How inputs like x are drawn, with a seed of the user or without.
+
+        Args:
+            x: a batch.
+            seed: of the user, or None.
+
+        Returns:
+            The strategy.
+        """
         with self._lock:
             if self._strategy is None:
                 self._strategy = self._make_strategy()
@@ -351,7 +370,14 @@ class Predictor(nn.Module):
         return LoopDraws(net, lambda x: self.pick(run(x)), reason, noise, switch)
 
     def plan(self, x: BatchOrLoader) -> str:
-        """How inputs like x are run: what is shared by the draws, or why nothing is."""
+        """How inputs like x are run: what is shared by the draws, or why nothing is.
+
+        Args:
+            x: a batch or a loader of batches.
+
+        Returns:
+            The description.
+        """
         (batch,) = input_batches(device_of(self.net), x)
         return self.strategy_for(batch).describe(batch)
 
@@ -368,11 +394,26 @@ class Predictor(nn.Module):
         The names are `probs` or `mean`, `aleatoric` and `epistemic` (nats for classes, variances
         for values), the total as `entropy` or as the standard deviation `std`, `lower` and `upper`
         of the interval, and `set`, True for the classes of a conformal set.
+
+        Args:
+            x: a batch or a loader of batches.
+            seed: for repeatable draws.
+
+        Returns:
+            The tensors.
         """
         return self.select_outputs(self(x, seed), self.output_names)
 
     def select_outputs(self, p: Prediction, names: Sequence[str]) -> tuple[Tensor, ...]:
-        """Tensors of a prediction, by name."""
+        """Tensors of a prediction, by name.
+
+        Args:
+            p: a prediction.
+            names: of the tensors, see `outputs`.
+
+        Returns:
+            The tensors in the order of the names.
+        """
         tensors: dict[str, Tensor] = {}
         if {"lower", "upper"} & set(names):
             if self.conformal is not None and not p.classifies:

@@ -1,8 +1,8 @@
 """The table of layers and recipes that the contract is run on.
 
 The name of a recipe begins with the function of `vardrop.recipes` that makes it, or with "own" if
-there is none. Rows are needed for arguments other than the defaults: every other function is added
-with its default arguments.
+there is none. Rows are needed for arguments other than the defaults: the recipe of every function
+with its default arguments is added, unless a row has the name of the function or is equal to it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Layer(NamedTuple):
 
     make: Callable[[], nn.Module]
     shapes: tuple[tuple[int, ...], ...]
-    indices: int | None = None  # the inputs are indices below this number
-    same: bool = False  # all inputs are one tensor
+    indices: int | None = None
+    same: bool = False
 
     def inputs(self) -> tuple[Tensor, ...]:
         """The same inputs at every call."""
@@ -89,7 +89,6 @@ LAYERS: dict[str, Layer] = {
 }
 
 RECIPES: dict[str, Recipe | SwitchDropout] = {
-    "bayes_by_backprop": r.bayes_by_backprop(),
     "bayes_by_backprop-weight_sample": r.bayes_by_backprop(estimator=weight_sample),
     "bayes_by_backprop-per_example": r.bayes_by_backprop(estimator=per_example),
     "bayes_by_backprop-flipout": r.bayes_by_backprop(estimator=flipout),
@@ -107,10 +106,7 @@ RECIPES: dict[str, Recipe | SwitchDropout] = {
     "variational_dropout-b_layer": r.variational_dropout(
         "B", per="layer", max_alpha=1.0, prior=LogUniform("cubic")
     ),
-    "sparse_vd": r.sparse_vd(),
     "sparse_vd-sigmoid": r.sparse_vd(form="sigmoid"),
-    "ard": r.ard(),
-    "variance_layer": r.variance_layer(),
     "variance_layer-sign": r.variance_layer("sign"),
     "variance_layer-uniform": r.variance_layer("uniform"),
     "dropconnect": r.dropconnect(0.3),
@@ -121,14 +117,10 @@ RECIPES: dict[str, Recipe | SwitchDropout] = {
     "own-binary_channel": Recipe(gate=BinaryDropout(0.3, "channel", length_scale=0.1)),
     "own-binary_example": Recipe(gate=BinaryDropout(0.3, "example")),
     "own-gaussian_channel": Recipe(gate=GaussianDropout(0.5, granularity="channel")),
-    "standout": r.standout(),
     "mc_dropout": r.mc_dropout(0.2, length_scale=0.1),
-    "concrete_dropout": r.concrete_dropout(),
-    "beta_bernoulli": r.beta_bernoulli(),
     "dependent_beta_bernoulli": r.dependent_beta_bernoulli(joint=True),
     "structured_pruning": r.structured_pruning(log_sigma=-1.0),
     "l0": r.l0(drop_rate=0.2),
-    "bayesian_compression": r.bayesian_compression(),
 }
 
 RECURRENT: dict[str, Recipe] = {  # for recurrent layers only
@@ -136,21 +128,13 @@ RECURRENT: dict[str, Recipe] = {  # for recurrent layers only
     "recurrent_dropout-learned": r.recurrent_dropout(learned=True),
 }
 
-HEADS: dict[str, HeadRecipe] = {
-    "dropmax": r.dropmax(),
-    "dropmax-prior": r.dropmax(inference="p"),
-    "softmax": r.softmax(),
-    "sampled_softmax": r.sampled_softmax(),
-    "class_dropout": r.class_dropout(),
-    "deterministic_attention": r.deterministic_attention(),
-    "sparsemax": r.sparsemax(),
-}
+HEADS: dict[str, HeadRecipe] = {"dropmax-prior": r.dropmax(inference="p")}
 
-
-_NAMED = {name.partition("-")[0] for name in (*RECIPES, *RECURRENT, *HEADS)}
-for _name in sorted(r.METHODS.keys() - _NAMED):
-    _recipe: Any = r.METHODS[_name]()
-    (HEADS if isinstance(_recipe, HeadRecipe) else RECIPES)[_name] = _recipe
+_NAMED: dict[str, Any] = {**RECIPES, **RECURRENT, **HEADS}
+for _name, _make in r.METHODS.items():
+    if _name not in _NAMED and (_recipe := _make()) not in _NAMED.values():
+        _table: dict[str, Any] = HEADS if isinstance(_recipe, HeadRecipe) else RECIPES
+        _table[_name] = _recipe
 
 
 def cases() -> Iterator[tuple[str, str]]:

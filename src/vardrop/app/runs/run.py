@@ -224,6 +224,13 @@ class Model:
 class Run(Model):
     """A run that `fit` trained or `load_run` read.
 
+    Args:
+        config: the configuration.
+        elbo: the objective with the trained model.
+        choice: the choice among trials, or None if there were none.
+        directory: of the run.
+        loaded: the data if they are in memory.
+
     >>> import tempfile, vardrop as vd
     >>> from vardrop.app.runs import fit
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -258,7 +265,11 @@ class Run(Model):
         return read_sealed(path) if path.is_file() else {}
 
     def keep(self, results: Record) -> None:
-        """Write results.json."""
+        """Write results.json.
+
+        Args:
+            results: by name.
+        """
         write_json(self.directory / "results.json", with_checksum(results))
 
     def arrays(self) -> dict[str, Tensor]:

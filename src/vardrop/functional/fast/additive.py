@@ -221,7 +221,14 @@ class AdditiveWeights(NamedTuple):
     kl_gradient: Tensor
 
     def kl(self, value: bool = True) -> Tensor:
-        """The exact KL to the log-uniform prior, summed. With `value=False` it is zero."""
+        """The exact KL to the log-uniform prior, summed.
+
+        Args:
+            value: with False the result is zero, and only its gradient is exact.
+
+        Returns:
+            A tensor without axes.
+        """
         if not value:
             return self.kl_gradient
         weight, variance = self.mean.detach(), self.variance.detach()
