@@ -1,6 +1,7 @@
 """Slimming: budgets are kept on every kind of net, nothing else changes, dead ends are told."""
 
 import copy
+import importlib
 import sys
 
 import pytest
@@ -17,6 +18,8 @@ from vardrop.compression.probes import Probes, run
 from vardrop.compression.unit_gates import UnitGates
 from vardrop.tuning import latencies, slim_report as slimmed
 from vardrop.tuning.slim import _make_source
+
+slim_module = importlib.import_module("vardrop.tuning.slim")
 
 # Untrained nets after a few steps: what they score means nothing here.
 pytestmark = pytest.mark.filterwarnings("ignore:The accuracy on validation data went from")
@@ -131,16 +134,44 @@ def test_layers_keep_multiples_of_units():
     assert found.left("macs") <= 0.5
 
 
-def test_a_net_is_as_fast_as_asked(monkeypatch):
-    def clock(nets, inputs, ways):  # seconds as the root of the weights, whatever else runs here
-        sizes = {n: sum(p.numel() for p in m.parameters()) for n, m in nets.items()}
-        return {"torch": {n: size**0.5 for n, size in sizes.items()}}
+def pooled():
+    """A class with BatchNorm, max pool and ReLU in place, of 64 and 32 channels."""
+    layers = {"one": nn.Conv2d(3, 64, 3, bias=False), "norm": nn.BatchNorm2d(64)}
+    layers |= {"two": nn.Conv2d(64, 32, 3), "head": nn.Linear(32, 4)}
+    relu, pool = nn.ReLU(inplace=True), nn.MaxPool2d(2)
+    hidden = lambda n, x: n.two(n.pool(n.relu(n.norm(n.one(x)))))
+    run = lambda n, x: n.head(n.relu(hidden(n, x)).mean((2, 3)))
+    return Parts(run, **layers, relu=relu, pool=pool).eval()
 
-    monkeypatch.setattr(slimmed, "latencies", clock)
+
+def test_widths_are_multiples_of_a_register_by_default():
+    net, x = pooled(), torch.randn(64, 3, 8, 8)
+    data = x, x.flatten(1)[:, :3].argmax(1)
+    even, free = quick(net, data, macs=0.5), quick(net, data, macs=0.5, multiple=1)
+    assert {even.net.one.out_channels % 8, even.net.two.out_channels % 8} == {0}
+    assert even.left("macs") > 0.45
+    assert {free.net.one.out_channels % 8, free.net.two.out_channels % 8} != {0}
+
+
+def clock(root):
+    """Seconds as a root of the weights, whatever else runs here, in each runtime another one."""
+
+    def seconds(nets, inputs, ways):
+        sizes = {n: sum(p.numel() for p in m.parameters()) for n, m in nets.items()}
+        return {w: {n: size ** root[w] for n, size in sizes.items()} for w in ways}
+
+    return seconds
+
+
+@pytest.mark.parametrize("runtime, root", [("torch", 1 / 2), ("onnxruntime", 1 / 3)])
+def test_a_net_is_as_fast_as_asked(monkeypatch, runtime, root):
+    monkeypatch.setattr(slimmed, "latencies", clock({"torch": 1 / 2, "onnxruntime": 1 / 3}))
     net, x = mlp(64, 60, 60, 3), torch.randn(64, 64)
-    found = quick(net, (x, x[:, :3].argmax(1)), latency=0.5)
+    data = x, x[:, :3].argmax(1)
+    found = quick(net, data, latency=0.5, runtime=runtime, runtimes=[], multiple=1)
     assert 0.45 < found.left("latency") <= 0.5
-    assert found.left("weights") == pytest.approx(found.left("latency") ** 2)
+    assert found.left("weights") == pytest.approx(found.left("latency") ** (1 / root))
+    assert set(found.after.latency) == {"torch", runtime}
 
 
 def test_the_smallest_net_that_loses_little_is_found():
@@ -268,6 +299,7 @@ def test_rows_that_fill_no_batch_wait_for_the_next_pass():
     ({"macs": 0.5, "epochs": 0}, "Expected `epochs`"),
     ({"macs": 0.5, "lr": 0}, "Expected `lr`"),
     ({"macs": 0.5, "multiple": 0}, "Expected `multiple`"),
+    ({"latency": 0.5, "runtime": "tensorrt"}, "Expected `runtime` to be one of 'torch'"),
     ({"macs": 0.5, "runtimes": ["tensorrt"]}, "Expected `runtimes` to be one of 'torch'"),
     ({"macs": 0.5, "loss": lambda o, y: o}, "Expected `loss` to give one finite number"),
 ])  # fmt: skip
@@ -320,12 +352,19 @@ def test_what_has_to_stay_is_noted():
     assert notes == ("3 units of 'first' stay: its groups read the input of the model.",)
 
 
-def test_a_budget_out_of_reach_is_told():
+@pytest.mark.parametrize("budget, least", [
+    ({"macs": 1e-6}, "`macs` to be at least 0.018, the cost of .* of 1 units, but got 1e-06"),
+    ({"bytes": 1e-6}, "`bytes` to be at least 0"),
+    ({"macs": 0.1, "multiple": 8}, "`macs` to be at least 0.2.* multiples of 8 units"),
+    ({"latency": 1e-6}, "`latency` to be at least 0"),
+])  # fmt: skip
+def test_a_budget_that_no_width_can_meet_is_refused_before_any_training(monkeypatch, budget, least):
     net, data = case("mlp")
-    with pytest.warns(UserWarning, match=r"The budget macs=0.001 was not reached: 0\.0"):
-        found = quick(net, data, macs=0.001)
-    assert "was not reached" in str(found)
-    assert [m.out_features for m in found.net.modules() if isinstance(m, nn.Linear)] == [1, 1, 4]
+    before = copy.deepcopy(net.state_dict())
+    monkeypatch.setattr(slimmed, "latencies", clock({"torch": 1 / 2}))
+    monkeypatch.setattr(slim_module, "minimize", lambda *_, **__: pytest.fail("it trains"))
+    assert_refused(f"Expected {least}", quick, net, data, **budget)
+    torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)
 
 
 def test_a_collapse_is_told():

@@ -142,22 +142,35 @@ class UnitGates(nn.Module):
         mask may not fit if even the smallest one does not.
         """
         order = self.logit.detach().argsort(descending=True, stable=True).tolist()
-        paths: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for gate in order:  # gates with the same emitters are opened in this order
-            paths[tuple(sorted({n for u in self.units[gate] for n, _ in u.emitters}))].append(gate)
+        layers = self._layers(multiple)
         low, high = 0, len(order)  # `low` gates fit, or no number does
         while low < high:
             middle = (low + high + 1) // 2
-            if fits(self._mask(set(order[:middle]), paths, multiple)):
+            if fits(self._mask(order[:middle], layers)):
                 low = middle
             else:
                 high = middle - 1
-        return self._mask(set(order[:low]), paths, multiple)
+        mask = self._mask(order[:low], layers)
+        for gates, step, _ in layers if multiple > 1 else ():  # use up the budget
+            wider = mask.clone()
+            wider[gates[: int(mask[gates].sum()) + step]] = True
+            if not bool(wider.equal(mask)) and fits(wider):
+                mask = wider
+        return mask
 
-    def _mask(
-        self, chosen: set[int], paths: dict[tuple[str, ...], list[int]], multiple: int
-    ) -> Tensor:
-        mask = torch.zeros(len(self.units), dtype=torch.bool)
+    def evenly(self, fraction: float, multiple: int = 1) -> Tensor:
+        """A mask that keeps this fraction of the units of every layer, as `choose` rounds them."""
+        layers = self._layers(multiple)
+        chosen = (gates[: round(fraction * len(gates))] for gates, _, _ in layers)
+        return self._mask([gate for gates in chosen for gate in gates], layers)
+
+    def _layers(self, multiple: int) -> list[tuple[list[int], int, int]]:
+        """Gates with the same emitters, best first, how many open at a time, and how many stay."""
+        order = self.logit.detach().argsort(descending=True, stable=True).tolist()
+        paths: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for gate in order:
+            paths[tuple(sorted({n for u in self.units[gate] for n, _ in u.emitters}))].append(gate)
+        layers = []
         for emitters, gates in paths.items():
             all_gated = any(bool(self._emitters[n].all()) for n in emitters)
             # The smallest number of units of a layer that belong to one gate: a head, or one unit.
@@ -165,16 +178,14 @@ class UnitGates(nn.Module):
             width = min(Counter(name for name, _ in places).values())
             step = multiple // math.gcd(multiple, width)
             least = min(len(gates), step if multiple > 1 else int(all_gated))
-            count = sum(gate in chosen for gate in gates)
-            mask[gates[: max(least, count // step * step)]] = True
-        return mask
+            layers.append((gates, step, least))
+        return layers
 
-    def evenly(self, fraction: float) -> Tensor:
-        """A mask that keeps this fraction of the units of every layer, and at least one unit."""
-        mask = torch.zeros(len(self.units), dtype=torch.bool)
-        for numbers in self._emitters.values():
-            gates = (numbers[numbers > 0] - 1).unique()
-            mask[gates[: max(1, round(fraction * len(gates)))]] = True
+    def _mask(self, chosen: Sequence[int], layers: list[tuple[list[int], int, int]]) -> Tensor:
+        mask, opened = torch.zeros(len(self.units), dtype=torch.bool), set(chosen)
+        for gates, step, least in layers:
+            count = sum(gate in opened for gate in gates)
+            mask[gates[: max(least, count // step * step)]] = True
         return mask
 
     @torch.no_grad()

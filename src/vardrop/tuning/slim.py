@@ -12,6 +12,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import islice
 
 import torch
@@ -50,6 +51,7 @@ _WARMUP, _FIRST = 0.3, 0.04  # of the learning rate: fraction of the steps that 
 _BATCHNORM_BATCHES = 50
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _TRIES = 5  # models that are timed to relate the latency to the MACs
+_MULTIPLES, _USED = (16, 8, 4, 2, 1), 0.9  # of units; the least fraction of the budget in use
 _LADDER, _MILD = (0.5, 0.25, 0.12, 0.06), (0.7, 0.85)  # fractions of the MACs that `max_drop` tries
 _BATCH_SIZE = 128
 
@@ -66,8 +68,9 @@ def slim(
     epochs: int | None = None,
     lr: float = 2e-3,
     loss: Loss | None = None,
-    multiple: int = 1,
+    multiple: int | None = None,
     seed: int = 0,
+    runtime: str = "torch",
     runtimes: Sequence[str] = ("torch", "onnxruntime"),
     progress: bool | None = None,
 ) -> Slimmed:
@@ -92,8 +95,9 @@ def slim(
         data: inputs and targets as two tensors, or batches of them, read once per epoch.
         validation: held-out data in the same form, for the score.
         macs, latency, bytes: the fraction to keep, in (0, 1), of the multiplications per example
-            (of dense, convolutional, recurrent and attention layers), of the measured time in torch
-            for a batch of at most 64 rows of `validation`, or of the bytes of all tensors.
+            (of dense, convolutional, recurrent and attention layers), of the time measured in
+            `runtime` for a batch of at most 64 rows of `validation`, or of the bytes of all
+            tensors.
         max_drop: instead, the smallest of a few models that loses at most this much on validation
             data: of accuracy, so that 0.002 is 0.2 points; the relative increase of the RMSE; or
             the increase of a custom `loss`. Trains several models.
@@ -101,17 +105,22 @@ def slim(
         lr: the highest learning rate (Adam, one cycle). Use the one of your training.
         loss: `loss(output, target)`, such as a likelihood; by default the cross entropy for integer
             targets, the squared error for others. It should be of order one.
-        multiple: layers keep multiples of this many units, if they have as many. onnxruntime on a
-            CPU and most GPUs run multiples of 8 or 16 channels faster.
+        multiple: layers keep multiples of this many units, if they have as many. Registers hold 8
+            or 16 numbers, and onnxruntime runs other widths with slower kernels: half of the MACs
+            in odd widths can take longer than all of them. None is the largest of 16, 8, 4, 2 and 1
+            that can use nine tenths of the budget, and leaves layers to choose from.
         seed: of the gates' draws and of the order of the examples in `data`.
+        runtime: in which `latency` is measured.
         runtimes: in which both models are timed for the report: "torch", "onnxruntime" (if it is
             installed), "compiled" (`torch.compile`, which takes a while).
         progress: show a progress line on standard error; None shows it on a terminal.
 
     Returns:
         The model with its report: scores, MACs, weights, bytes and measured latency, before and
-        after. If the budget cannot be met, or the score collapses, a warning is issued, and
-        `notes` contain it.
+        after. If the score collapses, a warning is issued, and `notes` contain it.
+
+    Raises:
+        VardropError: before any training, if even the narrowest model does not meet the budget.
 
     >>> import torch, vardrop as vd
     >>> net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
@@ -132,18 +141,21 @@ def slim(
     if epochs is not None:
         check_integer("epochs", epochs)
     check_number("lr", lr, above=0)
-    check_integer("multiple", multiple)
+    if multiple is not None:
+        check_integer("multiple", multiple)
     check_integer("seed", seed, at_least=0)
-    for runtime in runtimes:
-        check_choice("runtimes", runtime, RUNTIMES)
+    check_choice("runtime", runtime, RUNTIMES)
+    for name in runtimes:
+        check_choice("runtimes", name, RUNTIMES)
     probes.check_plain(net)
-    slimming = _Slimming(net, data, validation, epochs, lr, loss, multiple, seed, progress)
+    slimming = _Slimming(net, data, validation, epochs, lr, loss, multiple, seed, runtime, progress)
     with torch.inference_mode(mode=False), preserve_rng(slimming.device, seed):
         if kind == "max_drop":
             small = slimming.find_smallest(limit)
         else:
             small = slimming.train_to(kind, limit)
-        return slimming.report(small, kind, limit, tuple(dict.fromkeys(("torch", *runtimes))))
+        timed = ("torch", *((runtime,) if kind == "latency" else ()), *runtimes)
+        return slimming.report(small, kind, limit, tuple(dict.fromkeys(timed)))
 
 
 def _choose_budget(**budgets: float | None) -> tuple[str, float]:
@@ -210,8 +222,9 @@ class _Slimming:
     epochs: int | None
     lr: float
     loss: Loss | None
-    multiple: int
+    multiple: int | None
     seed: int
+    runtime: str
     progress: bool | None
 
     def __post_init__(self) -> None:
@@ -244,7 +257,7 @@ class _Slimming:
         """A model within a budget, trained to the end."""
         net = decompose_layers(copy.deepcopy(self.net))
         gates = UnitGates(net, self.example)
-        goal = self._find_macs(net, gates, limit) if kind == "latency" else limit
+        multiple, goal = self._choose_widths(net, gates, kind, limit)
         quantity: Quantity = "bytes" if kind == "bytes" else "macs"
         steps = self.num_epochs * self.epoch_steps
         fraction = min(_MOST_GATE_STEPS, _GATE_STEPS * max(1.0, -math.log2(max(goal, 1e-3))))
@@ -259,7 +272,7 @@ class _Slimming:
             with gates.acting(net):
                 price = _Price(gates, quantity, goal, gate_steps)
                 at = self._minimize(net, line, Position(), price)
-            small, plan = self._cut(net, gates, gates.choose(fits, self.multiple))
+            small, plan = self._cut(net, gates, gates.choose(fits, multiple))
             self._minimize(small, line, at)
         norms = [m for m in small.modules() if isinstance(m, _NORMS) and m.track_running_stats]
         if norms and len(self.example) == 1:  # measure the statistics for the final weights
@@ -309,17 +322,43 @@ class _Slimming:
     def _time(self, net: nn.Module, gates: UnitGates, mask: Tensor) -> float:
         """The measured time of a cut model, as a fraction of the time of the given model."""
         nets = {"before": self.net, "after": self._cut(net, gates, mask).net}
-        seconds = slim_report.latencies(nets, self.timed, ("torch",))["torch"]
+        seconds = slim_report.latencies(nets, self.timed, (self.runtime,))[self.runtime]
         return seconds["after"] / seconds["before"]
 
-    def _find_macs(self, net: nn.Module, gates: UnitGates, limit: float) -> float:
-        """The fraction of the MACs at which an evenly narrowed model is as fast as required."""
+    def _choose_widths(
+        self, net: nn.Module, gates: UnitGates, kind: str, limit: float
+    ) -> tuple[int, float]:
+        """The multiple of units that layers keep, and the fraction of the MACs or bytes to reach.
+
+        For a latency it is the fraction at which an evenly narrowed model is fast enough.
+        """
+
+        quantity: Quantity = "bytes" if kind == "bytes" else "macs"
+
+        def cost(mask: Tensor) -> float:
+            return float(gates.cost(mask, quantity))
+
+        def is_fine(multiple: int) -> bool:  # enough widths to choose from, and to use the budget
+            widest = gates.choose(lambda mask: cost(mask) <= limit, multiple)
+            least = cost(gates.evenly(0, multiple))
+            return least <= limit / 2 and cost(widest) >= _USED * limit
+
+        measure = partial(self._time, net, gates) if kind == "latency" else cost
+        multiple = self.multiple or next(filter(is_fine, _MULTIPLES), 1)
+        if (least := measure(gates.evenly(0, multiple))) > limit:
+            raise VardropError(
+                f"Expected `{kind}` to be at least {math.ceil(1000 * least) / 1000:g}, the cost of "
+                f"the narrowest model with multiples of {multiple} units, but got {limit:g}. Ask "
+                "for a larger fraction, or slim a model with wider or fewer layers."
+            )
+        if kind != "latency":
+            return multiple, limit
         low, high = 0.0, 1.0
         for _ in range(_TRIES):
             middle = (low + high) / 2
-            is_fast = self._time(net, gates, gates.evenly(middle)) <= limit
+            is_fast = measure(gates.evenly(middle, multiple)) <= limit
             low, high = (middle, high) if is_fast else (low, middle)
-        return float(gates.cost(gates.evenly(low)))
+        return multiple, cost(gates.evenly(low, multiple))
 
     def _cut(self, net: nn.Module, gates: UnitGates, mask: Tensor) -> Shrunk:
         """The plain model with the means of the gates in the mask, without the other units."""
@@ -334,6 +373,9 @@ class _Slimming:
     def find_smallest(self, max_drop: float) -> Shrunk:
         """The smallest of a few models that loses at most `max_drop`, or the best if none does."""
         tried: list[tuple[float, float, Shrunk]] = []  # fraction of the MACs, drop of the score
+        gates = UnitGates(decompose_layers(copy.deepcopy(self.net)), self.example)
+        least = float(gates.cost(gates.evenly(0, self.multiple or 1)))
+        ladder = sorted({max(fraction, least) for fraction in _LADDER}, reverse=True)
 
         def holds(fraction: float) -> bool:
             candidate = self.train_to("macs", fraction)
@@ -341,9 +383,9 @@ class _Slimming:
             tried.append((fraction, drop, candidate))
             return drop <= max_drop
 
-        low = next((fraction for fraction in _LADDER if not holds(fraction)), None)
-        if low == _LADDER[0]:
-            any(holds(fraction) for fraction in _MILD)
+        low = next((fraction for fraction in ladder if not holds(fraction)), None)
+        if low == ladder[0]:
+            any(holds(fraction) for fraction in _MILD if fraction > low)
         elif low is not None:
             holds(math.sqrt(low * tried[-2][0]))
         good = [entry for entry in tried if entry[1] <= max_drop]
@@ -365,7 +407,9 @@ class _Slimming:
         )
         rows = next(len(t) for t in tensors_in(self.timed) if t.dim())
         notes = (*small.plan.notes, *untimed)
-        slimmed = Slimmed(small.net, before, after, self.score.name, small.plan, notes, rows)
+        slimmed = Slimmed(
+            small.net, before, after, self.score.name, small.plan, notes, rows, self.runtime
+        )
         drop = self.score.drop(before.score, after.score)
         texts = tuple(slim_report.budget_warnings(slimmed, drop, kind, limit))
         for text in texts:

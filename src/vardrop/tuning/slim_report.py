@@ -111,6 +111,7 @@ class Slimmed:
         plan: the removed units, layer by layer.
         notes: units that could not be removed and why, and warnings.
         rows: the number of rows of the timed batch.
+        runtime: in which `latency` is measured.
     """
 
     net: nn.Module
@@ -120,18 +121,19 @@ class Slimmed:
     plan: ShrinkPlan
     notes: tuple[str, ...]
     rows: int
+    runtime: str = "torch"
 
     def left(self, quantity: str) -> float:
         """The cost of the slim model as a fraction of the cost before.
 
         Args:
             quantity: `macs`, `weights`, `bytes`, or a runtime for the time in it. `latency` is the
-                time in torch.
+                time in the `runtime` that `slim` was called with.
 
         Returns:
             The fraction.
         """
-        quantity = "torch" if quantity == "latency" else quantity
+        quantity = self.runtime if quantity == "latency" else quantity
         check_choice("quantity", quantity, (*_UNITS, *self.before.latency))
         before, after = ({**vars(c), **c.latency}[quantity] for c in (self.before, self.after))
         return float(after / before)
@@ -232,9 +234,8 @@ def budget_warnings(slimmed: Slimmed, drop: float, kind: str, limit: float) -> I
     tolerance = _TIME_TOLERANCE if kind == "latency" else 1 + 1e-9
     if kind != "max_drop" and slimmed.left(kind) > limit * tolerance:
         yield (
-            f"The budget {kind}={limit:g} was not reached: {slimmed.left(kind):.3g} is left. Every "
-            "layer keeps a unit, and units named in the notes stay. Ask for a larger fraction, or "
-            "slim a net with wider or fewer layers."
+            f"The budget {kind}={limit:g} was not reached: {slimmed.left(kind):.3g} is left. Ask "
+            "for a smaller fraction."
         )
     if after.weights == before.weights:
         yield "No unit was removed. Ask for a smaller fraction."
