@@ -14,7 +14,7 @@ from tests.prediction.nets import blocks, strategy_of, wrapped
 from tests.refusals import assert_refused
 from tests.z_scores import assert_same_moments, assert_variance, z_bound
 from vardrop.functional import GeneratorNoise, draw_from
-from vardrop.prediction import gaussian_layer, predict
+from vardrop.prediction import eval_copy, predict
 from vardrop.prediction.strategies import LoopDraws, RowDraws
 
 Z = 6.0  # two-sided 2e-9; a few hundred comparisons stay below 1e-6 together
@@ -290,7 +290,7 @@ def test_outputs_of_zeros_change_no_draw(name, monkeypatch):
     net = vd.convert(copy.deepcopy(net), recipe)
     found = []
     for lanes in (1, 16):
-        monkeypatch.setattr(gaussian_layer, "_LANES", lanes)
+        monkeypatch.setattr(eval_copy, "_LANES", lanes)
         found.append(blocks(net, x, 7, 4))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
 

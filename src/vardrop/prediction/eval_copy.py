@@ -1,31 +1,43 @@
 """The copy of a model that a prediction runs: evaluation mode, with its noise on or off.
 
 The copy shares its tensors with the model and has its own modules, so the user's model is never
-switched and several threads can predict with it at once.
+switched and several threads can predict with it at once. Variances of weights are computed once.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
 from vardrop._core.torch_private import has_plain_forward, own_tensors
 from vardrop._core.values import Value
-from vardrop.estimators import check_estimator, local_reparameterization
-from vardrop.functional import log_square, redirect_random_ops
+from vardrop.estimators import (
+    LocalReparameterization,
+    check_estimator,
+    local_reparameterization,
+)
+from vardrop.functional import (
+    log_square,
+    noise_is_given,
+    redirect_random_ops,
+    standard_normal,
+)
 from vardrop.gates import DROPOUT_TYPES, drop_rate
-from vardrop.layers import Variational
+from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
 from vardrop.noisy import Noisy, named_modules_of
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
-from vardrop.prediction.gaussian_layer import GaussianLayer, make_gaussian_layer
+
+_LAYERS = (Linear, Conv1d, Conv2d, Conv3d)
+_LANES = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 1  # floats per register
 
 
 def is_stochastic(module: nn.Module) -> bool:
@@ -53,27 +65,134 @@ def make_eval_copy(net: nn.Module, noise: bool, local: bool = False) -> nn.Modul
         disable_encoder_fastpath(module)
         if (switchable := DROPOUT_TYPES.get(type(module))) is not None:
             module.__class__ = switchable  # the same dropout, drawn from the call's generator
-        _switch(module, noise, local)
+        if isinstance(module, Noisy):
+            module.training, module.sampling = False, noise
+        else:
+            module.training = noise and drop_rate(module) > 0
+        if local and isinstance(module, Variational) and module.posterior is not None:
+            check_estimator(local_reparameterization, module.posterior)
+            module.estimator = local_reparameterization
     return twin
 
 
-@functools.singledispatch
-def _switch(module: nn.Module, noise: bool, local: bool) -> None:
-    """Set the mode of a module of the copy."""
-    module.training = noise and drop_rate(module) > 0
+class GaussianLayer(Noisy):
+    """A dense layer or convolution with local reparameterization and stored variances.
+
+        y ~ N(op(x, weight) + bias, op(x^2, variance) + bias_variance)
+
+    It holds buffers: no gradients, no KL.
+    """
+
+    op: Callable[..., Tensor]
+    weight: Tensor | None  # None if the weights have mean zero
+    bias: Tensor | None
+    variance: Tensor
+    bias_variance: Tensor
+    sign: Tensor | None  # of the standard deviation, after outputs were scaled by negative numbers
+    channels_last: bool
+    outputs: int | None  # number of outputs without those added to fill a register
+
+    def __init__(self, layer: Variational, floor: float) -> None:
+        super().__init__()
+        # Code of the model may ask a layer for its sizes. nn.Module.__setattr__ is slow.
+        for name, value in vars(layer).items():
+            if isinstance(value, int | str | tuple):
+                vars(self).setdefault(name, value)
+        op: Any = functional.linear if type(layer) is Linear else layer._conv_forward
+        vars(self).update(op=op, outputs=None, channels_last=False)
+        vars(self).update(training=False, sampling=layer.sampling)
+        tensors, bias = layer.noisy_tensors(), cast(Tensor | None, layer.bias)
+        weight = tensors["weight"]
+        variance = weight.variance()
+        bias_variance = variance.new_full((len(variance),), floor)
+        if "bias" in tensors:
+            bias_variance = bias_variance + tensors["bias"].variance()
+        self._buffers.update(
+            weight=None if weight.posterior.zero_mean else weight.mean.detach(),
+            bias=None if bias is None else bias.detach(),
+            variance=variance.detach().to(weight.mean.dtype),
+            bias_variance=bias_variance.detach().to(weight.mean.dtype),
+            sign=None,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A draw of the output if sampling is on, else its mean."""
+        mean, std = self.moments(x)
+        return sample_gaussian(mean, std) if self.is_sampling else mean.expand_as(std)
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the output; the mean is broadcastable to its shape."""
+        std = self.op(x * x, self.variance, self.bias_variance).sqrt_()
+        per_output = (-1, *(1,) * (self.variance.dim() - 2))
+        if self.weight is not None:
+            mean = self.op(x, self.weight, self.bias)
+        else:
+            mean = std.new_zeros(()) if self.bias is None else self.bias.view(per_output)
+        if self.outputs is not None:
+            mean = mean if self.weight is None else mean[:, : self.outputs]
+            std = std[:, : self.outputs]
+        if self.sign is not None:
+            std = std.mul_(self.sign.view(per_output))
+        if self.channels_last and std.dim() == 4 and std.stride(1) != 1:
+            # One input channel fits both layouts, and torch then takes the slower one.
+            mean, std = (
+                y.contiguous(memory_format=torch.channels_last) if y.dim() == 4 else y
+                for y in (mean, std)
+            )
+        return mean, std
+
+    def scale_outputs(self, scale: Tensor, shift: Tensor) -> None:
+        """Make the layer return scale * y + shift instead of y, per output."""
+        per_weight = scale.view(-1, *(1,) * (self.variance.dim() - 1))
+        self.variance = self.variance * per_weight.square()
+        self.bias_variance = self.bias_variance * scale.square()
+        self.weight = None if self.weight is None else self.weight * per_weight
+        self.bias = shift if self.bias is None else self.bias * scale + shift
+        if bool((scale < 0).any()):
+            self.sign = scale.sign()
+
+    def use_fast_layout(self) -> None:
+        """Put the tensors of a convolution of images into the memory layout that is fastest.
+
+        The number of output channels is a multiple of the register size: of 50 channels the last
+        two take longer than sixteen.
+        """
+        if self.variance.dim() != 4:
+            return
+        pads = self.variance.is_cpu and vars(self).get("groups", 1) == 1
+        count = -len(self.variance) % _LANES if pads else 0
+        vars(self).update(channels_last=True, outputs=len(self.variance) if count else None)
+        for name in (
+            "variance",
+            "bias_variance",
+            *(() if self.weight is None else ("weight", "bias")),
+        ):
+            values = self._buffers[name]
+            if values is None:
+                continue
+            if count:
+                values = torch.cat([values, values.new_zeros(count, *values.shape[1:])])
+            layout = torch.channels_last if values.dim() == 4 else torch.contiguous_format
+            self._buffers[name] = values.contiguous(memory_format=layout)
 
 
-@_switch.register
-def _(module: Noisy, noise: bool, local: bool) -> None:
-    module.training, module.sampling = False, noise
+def sample_gaussian(mean: Tensor, std: Tensor, draws: int = 1) -> Tensor:
+    """Draw mean + std * noise independently, and stack the draws along axis 0: (draws * N, ...).
 
-
-@_switch.register
-def _(module: Variational, noise: bool, local: bool) -> None:
-    module.training, module.sampling = False, noise
-    if local and module.posterior is not None:
-        check_estimator(local_reparameterization, module.posterior)
-        module.estimator = local_reparameterization
+    The noise has the memory layout of the standard deviation.
+    """
+    if noise_is_given():  # in the shape of the output; export cannot split axes of a view
+        if draws > 1:
+            times = (draws, *(1,) * (std.dim() - 1))
+            mean, std = mean.expand_as(std).repeat(times), std.repeat(times)
+        return torch.addcmul(mean, std, standard_normal(std.shape, std))
+    last = std.dim() == 4 and std.stride(1) == 1  # channels last, perhaps without padded channels
+    if last:
+        mean, std = (t.permute(0, 2, 3, 1) if t.dim() == 4 else t.view(-1) for t in (mean, std))
+    noise = standard_normal((draws * std.shape[0], *std.shape[1:]), std)
+    noise = noise.view(draws, *std.shape)
+    rows = torch.addcmul(mean, std, noise, out=noise).flatten(0, 1)
+    return rows.permute(0, 3, 1, 2) if last else rows
 
 
 @dataclass(frozen=True)
@@ -116,10 +235,11 @@ def compute_variances(copy: nn.Module, draws_outputs: bool = True) -> nn.Module:
     """
     layers: dict[nn.Module, nn.Module] = {}
     for layer in named_modules_of(copy, Variational).values():
-        gaussian = make_gaussian_layer(layer) if draws_outputs else None
-        if gaussian is not None:
-            gaussian.sampling, gaussian.training = layer.sampling, False
-            layers[layer] = gaussian
+        local = layer.posterior is not None and layer.gate is None and draws_outputs
+        estimator = layer.estimator
+        local &= type(layer) in _LAYERS and layer.weight.dtype in (torch.float32, torch.float64)
+        if local and type(estimator) is LocalReparameterization:
+            layers[layer] = GaussianLayer(layer, estimator.floor)
         elif layer.posterior is not None and layer.posterior.gaussian:
             ones = {n: torch.ones_like(t.mean) for n, t in layer.noisy_tensors().items()}
             deviations = {

@@ -27,7 +27,8 @@ from vardrop.prediction.eval_copy import (
     make_eval_copy,
     use_call_generator,
 )
-from vardrop.prediction.split import Examples, Split, attempt, split_at_noise, trace_model
+from vardrop.prediction.rows import Split, attempt, split_at_noise
+from vardrop.prediction.trace import trace_model
 
 _SEEDS = 2**62
 _POSITIONS = 64  # of a sequence, that are drawn together
@@ -210,7 +211,7 @@ class FunctionSampler:
         """The output of the current function for the values of `prepare`."""
         if self.split is None:
             return call_net(self.net, clone_batch(values))
-        return self.split.suffix(1, *map(Examples, values))
+        return self.split.suffix(1, *values)
 
 
 def _fill_weights(source: Variational, layer: Variational) -> None:

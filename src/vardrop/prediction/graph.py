@@ -15,7 +15,7 @@ from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import PlainAttention
 from vardrop.functional import TensorNoise, draw_from
 from vardrop.prediction.moments import MomentDraws, Moments
-from vardrop.prediction.row_plan import RowPlan, run_suffix
+from vardrop.prediction.rows import RowPlan
 from vardrop.prediction.strategies import DrawStrategy, LoopDraws, MemberDraws, RowDraws
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Graph(nn.Module):
             take = _Slices(noise.flatten(0, 1))
         with draw_from(TensorNoise(take)):
             values = self.plan.split.prefix(x)
-            y = self.strategy.pick(run_suffix(self.plan, values, self.predictor.samples))
+            y = self.strategy.pick(self.plan.split.suffix(self.predictor.samples, *values))
         return y.reshape(self.predictor.samples, first.shape[0], *y.shape[1:])
 
 

@@ -45,7 +45,7 @@ from vardrop.prediction.graph import Graph, GraphInput, NoiseInput
 from vardrop.prediction.input_batches import BatchOrLoader, device_of, input_batches, one_input
 from vardrop.prediction.moments import MomentDraws, Moments
 from vardrop.prediction.prediction import Prediction, Summary, concatenate
-from vardrop.prediction.row_plan import NotRowwiseError
+from vardrop.prediction.rows import NotRowwiseError
 from vardrop.prediction.strategies import (
     DrawStrategy,
     FunctionDraws,

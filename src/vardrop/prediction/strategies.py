@@ -28,6 +28,7 @@ from vardrop._core.calls import (
     clone_batch,
     example_shapes,
     num_examples,
+    slice_batch,
     tensors_in,
 )
 from vardrop._core.modules import clone_modules
@@ -40,7 +41,7 @@ from vardrop.prediction.eval_copy import (
     use_call_generator,
 )
 from vardrop.prediction.functions import FunctionSampler, function_seeds
-from vardrop.prediction.row_plan import RowPlan, make_plan, run_suffix, slice_values
+from vardrop.prediction.rows import RowPlan, make_plan
 
 _LIVE_TENSORS = 6  # of the largest activation's size, at one time
 _CACHE_ELEMENTS = 2**18  # of the largest activation that stay in the cache with what is made of it
@@ -131,10 +132,13 @@ class RowDraws:
             for size in split_evenly(samples, self.most):
                 blocks = []
                 for start in range(0, count, block):
-                    part = slice_values(plan, values, start, start + block)
+                    part = [
+                        slice_batch(value, start, start + block) if flag else value
+                        for value, flag in zip(values, plan.split.has_examples, strict=True)
+                    ]
                     most = max(1, block // min(block, count - start))
                     outputs = [
-                        self.pick(run_suffix(plan, part, draws)).unflatten(0, (draws, -1))
+                        self.pick(plan.split.suffix(draws, *part)).unflatten(0, (draws, -1))
                         for draws in split_evenly(size, most)
                     ]
                     blocks.append(outputs[0] if len(outputs) == 1 else torch.cat(outputs))

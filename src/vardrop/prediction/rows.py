@@ -1,0 +1,403 @@
+"""Draws of a model as further examples of one pass, with the part before the noise run once.
+
+A plan cuts the trace of a model at its first noise. The second part runs on (draws * N) examples: a
+noisy layer on a value without noise draws that many outputs from its mean and standard deviation,
+and a value without noise that meets one with noise is repeated. A model that has no trace runs as a
+whole on repeated inputs. The plan is verified on a few examples.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from vardrop._core.calls import (
+    Batch,
+    Pick,
+    call_net,
+    clone_batch,
+    map_tensors,
+    num_examples,
+    slice_batch,
+    tensors_in,
+)
+from vardrop._core.errors import VardropError
+from vardrop._core.modules import clone_modules
+from vardrop._core.torch_private import tree_map
+from vardrop.functional import (
+    GeneratorNoise,
+    RandomOpMode,
+    TensorNoise,
+    call_with_generator,
+    draw_from,
+    redirect_random_ops,
+)
+from vardrop.noisy import named_modules_of
+from vardrop.prediction.eval_copy import (
+    GaussianLayer,
+    is_stochastic,
+    make_eval_copy,
+    sample_gaussian,
+    track_active_module,
+)
+from vardrop.prediction.trace import BRANCHES, NotTraceableError, bind_inputs, trace_model
+
+_Result = TypeVar("_Result")
+_NORMALS = torch.randn(997, generator=torch.Generator().manual_seed(0))  # noise of recorded passes
+
+
+class NotRowwiseError(VardropError):
+    """Why draws of a model cannot be further examples of one pass."""
+
+
+class Split(NamedTuple):
+    """The two parts of a model.
+
+    `prefix(x)` returns the values that the second part needs; `suffix(draws, *values)` returns what
+    the model returns, for draws * N examples. Some of the values have examples along axis 0.
+    """
+
+    prefix: Callable[[Batch], Sequence[Any]]
+    suffix: Callable[..., Any]
+    has_examples: tuple[bool, ...]
+
+
+class RowPlan(NamedTuple):
+    """How a model runs on inputs of one shape.
+
+    Args:
+        split: the part that runs once, and the part that runs for all draws.
+        noise: standard normal numbers per example and draw; None if code of the model calls random
+            functions of torch.
+        largest, outputs: elements of the largest activation and of the output, per example.
+        note: why no part of the model is shared by the draws; empty if one is.
+    """
+
+    split: Split
+    noise: int | None
+    largest: int
+    outputs: int
+    note: str
+
+
+def attempt(run: Callable[[], _Result]) -> tuple[_Result | None, str]:
+    """The result, or None and the reason why there is none.
+
+    The model's code runs on proxies and on other batches than the user's, so it may raise any
+    exception. It then runs on the user's own batch, where its errors reach the user.
+    """
+    try:
+        with torch.no_grad():
+            return run(), ""
+    except Exception as error:
+        return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def make_plan(net: nn.Module, x: Batch, pick: Pick) -> RowPlan:
+    """Split a model at its first noise, and verify on a few examples that draws can be examples.
+
+    Outputs must not depend on other examples, noise must be drawn for every example, and the two
+    parts must return the output of the whole model for the same noise.
+
+    Args:
+        net: a copy of the model with its noise on.
+        x: a batch.
+        pick: takes the tensor out of what the model returns.
+    """
+    last = num_examples(x) - 1
+    index = [0, min(1, last)]
+    two = map_tensors(lambda t: t[torch.tensor(index, device=t.device)] if t.dim() else t, x)
+    others = map_tensors(lambda t: 0.5 * t.flip(0) if t.is_floating_point() else t.flip(-1), two)
+    four = tree_map(lambda a, b: torch.cat([a, b]) if tensors_in(a) else a, two, others)
+    with draw_from(GeneratorNoise(0)), redirect_random_ops():
+        whole, reason = attempt(lambda: _verify(net, four, pick))
+        if whole is None:
+            raise NotRowwiseError(reason)
+        parts, note = attempt(lambda: _split_model(clone_modules(net), four, whole, pick))
+    if note == BRANCHES:  # a branch for one draw may be another one for all of them
+        raise NotRowwiseError(note)
+    if parts is None:
+        net = clone_modules(net)
+        for layer in named_modules_of(net, GaussianLayer).values():
+            layer.use_fast_layout()
+        parts = Split(
+            lambda x: (x,), lambda draws, x: call_net(net, repeat_rows(x, draws)), (True,)
+        )
+    noise = None if whole.untracked else sum(math.prod(s[1:]) for s in whole.requests)
+    outputs = whole.output[0].numel()
+    return RowPlan(parts, noise, max(whole.largest // 4, outputs), outputs, note)
+
+
+class _Pass(NamedTuple):
+    """The output of a pass, the shapes of noise it asked for, and its largest activation."""
+
+    output: Tensor
+    requests: list[tuple[int, ...]]
+    modules: list[str]  # that asked for them
+    untracked: list[int]  # how many numbers random functions of torch returned
+    largest: int
+
+
+def _verify(net: nn.Module, four: Batch, pick: Pick) -> _Pass:
+    """Run a model on four examples; raise an error if examples share noise or anything else."""
+
+    def run(net: nn.Module, count: int) -> _Pass:
+        x = slice_batch(four, 0, count)
+        return _record_pass(net, lambda: pick(call_net(net, clone_batch(x))))
+
+    three, whole = run(net, 3), run(net, 4)
+    for few, many, name in zip(three.requests, whole.requests, whole.modules, strict=True):
+        if (few[:1], many[:1]) != ((3,), (4,)) or few[1:] != many[1:]:
+            raise NotRowwiseError(f"{name} draws noise of shape {many} for all examples")
+    if [4 * count for count in three.untracked] != [3 * count for count in whole.untracked]:
+        raise NotRowwiseError("code of the model draws noise that examples share")
+    alone, together = three, whole
+    if whole.untracked:  # its noise differs, so compare without noise
+        quiet = make_eval_copy(net, noise=False)
+        alone, together = run(quiet, 3), run(quiet, 4)
+        if together.untracked:
+            raise NotRowwiseError("its code calls random functions of torch")
+    if (len(alone.output), len(together.output)) != (3, 4):
+        shape = tuple(together.output.shape)
+        raise NotRowwiseError(f"the output has shape {shape} for 4 examples")
+    if not torch.allclose(alone.output, together.output[:3], 1e-3, 1e-5, equal_nan=True):
+        raise NotRowwiseError("the output for an example depends on the other examples")
+    return whole
+
+
+def _record_pass(net: nn.Module, forward: Callable[[], Tensor]) -> _Pass:
+    """One pass with constant noise, the same for every second example."""
+    requests: list[tuple[int, ...]] = []
+    modules: list[str] = []
+    untracked: list[int] = []
+    sizes = [1]
+
+    def draw(shape: Sequence[int]) -> Tensor:
+        requests.append(tuple(shape))
+        name, module = active[-1] if active else ("(net)", net)
+        modules.append(f"'{name}' ({type(module).__name__})")
+        rows, count = (shape[0], math.prod(shape[1:])) if shape else (1, 1)
+        places = torch.arange(2 * count).add_(101 * len(requests)) % len(_NORMALS)
+        pair = _NORMALS[places].view(2, count)
+        return pair.repeat(-(-rows // 2), 1)[:rows].reshape(tuple(shape))
+
+    def draw_untracked(
+        function: Any, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
+        output = call_with_generator(function, args, kwargs)
+        untracked.append(tensors_in(output)[0].numel())
+        return output
+
+    def record_size(module: nn.Module, _: object, output: object) -> None:
+        sizes.append(sum(t.numel() for t in tensors_in(output)))
+
+    with ExitStack() as stack:
+        active = track_active_module(net, stack)
+        for module in net.modules():
+            if is_stochastic(module) or not any(True for _ in module.children()):
+                stack.callback(module.register_forward_hook(record_size).remove)
+        stack.enter_context(draw_from(GeneratorNoise(0)))
+        stack.enter_context(draw_from(TensorNoise(draw)))
+        stack.enter_context(RandomOpMode(draw_untracked))
+        output = forward()
+    return _Pass(output, requests, modules, untracked, max(sizes))
+
+
+def _split_model(net: nn.Module, four: Batch, whole: _Pass, pick: Pick) -> Split:
+    """Trace and split a model, which this changes, and compare the parts with the whole."""
+    two, three = slice_batch(four, 0, 2), slice_batch(four, 0, 3)
+    if isinstance(two, Tensor) and type(net) is not nn.Sequential:
+        net = nn.Sequential(net)
+    sources = {m for m in net.modules() if any(map(is_stochastic, m.modules()))}
+    split = split_at_noise(net, trace_model(net, two), sources, (two, three))
+
+    def run() -> Tensor:
+        return pick(split.suffix(2, *split.prefix(clone_batch(two))))
+
+    output, expected = _record_pass(nn.Identity(), run).output, whole.output[[0, 1, 0, 1]]
+    # Both draws get the same noise, except of random functions of torch.
+    same = slice(2) if whole.untracked else slice(None)
+    if output.shape != expected.shape or not torch.allclose(
+        output[same], expected[same], 1e-3, 1e-4
+    ):
+        raise NotTraceableError("its parts return another output than the whole model")
+    return split
+
+
+def split_at_noise(
+    net: nn.Module, graph: fx.Graph, sources: set[nn.Module], batches: tuple[Batch, ...] = ()
+) -> Split:
+    """Cut the graph of a model at the modules that are `sources` of noise.
+
+    Args:
+        net: the model, whose Gaussian layers this changes.
+        graph: its trace.
+        sources: modules that draw noise.
+        batches: two batches of different sizes, to find the values with examples along axis 0.
+            Without them all values have examples.
+    """
+    modules = dict(net.named_modules())
+    marked: set[fx.Node] = set()
+    for node in graph.nodes:
+        is_source = node.op == "call_module" and modules[str(node.target)] in sources
+        if is_source or any(n in marked for n in node.all_input_nodes):
+            marked.add(node)
+    if next(iter(reversed(graph.nodes))) not in marked:
+        raise NotTraceableError("its output has no noise")
+    _fold_batchnorm(graph, modules)
+    for layer in named_modules_of(net, GaussianLayer).values():
+        layer.use_fast_layout()
+
+    def compiled(graph: fx.Graph) -> fx.GraphModule:
+        targets = {str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")}
+        root = {t: modules[t] if t in modules else operator.attrgetter(t)(net) for t in targets}
+        return fx.GraphModule(root, graph).eval()
+
+    prefix, taken = _build_prefix(graph, modules, marked)
+    module = compiled(prefix)
+
+    def run_prefix(x: Batch) -> Sequence[Any]:
+        inputs = bind_inputs(net, x)
+        return module(*(value for value in inputs.values() if isinstance(value, Tensor)))
+
+    count = sum(map(len, taken.values()))
+    has_examples = _find_examples(run_prefix, batches) if batches else (True,) * count
+    suffix = _build_suffix(graph, marked, taken, has_examples)
+    _overwrite_relu_inputs(suffix, modules)
+    return Split(run_prefix, compiled(suffix), has_examples)
+
+
+def _build_prefix(
+    graph: fx.Graph, modules: dict[str, nn.Module], marked: set[fx.Node]
+) -> tuple[fx.Graph, dict[fx.Node, list[fx.Node]]]:
+    """The part without noise, and what the other part takes from it.
+
+    A node of that part is either a value, or a Gaussian layer, of which it takes the moments.
+    """
+    prefix, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    taken: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.nodes:
+        inputs = [n for n in node.all_input_nodes if n not in marked]
+        layer = modules.get(str(node.target)) if node.op == "call_module" else None
+        if node not in marked:
+            copies[node] = prefix.node_copy(node, copies.__getitem__)
+        elif isinstance(layer, GaussianLayer) and inputs == list(node.args):
+            arguments = (prefix.get_attr(str(node.target)), copies[inputs[0]])
+            moments = prefix.call_method("moments", arguments)
+            taken[node] = [prefix.call_function(operator.getitem, (moments, i)) for i in (0, 1)]
+        else:
+            for value in inputs:
+                taken.setdefault(value, [copies[value]])
+    prefix.output(tuple(value for values in taken.values() for value in values))
+    return prefix, taken
+
+
+def _build_suffix(
+    graph: fx.Graph,
+    marked: set[fx.Node],
+    taken: dict[fx.Node, list[fx.Node]],
+    has_examples: tuple[bool, ...],
+) -> fx.Graph:
+    """The part with noise, for several draws of its values."""
+    suffix, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    draws, flags = suffix.placeholder("draws"), iter(has_examples)
+    for node, values in taken.items():
+        arguments = [suffix.placeholder(f"{node.name}_{i}") for i in range(len(values))]
+        repeats = [next(flags) for _ in values]
+        if node in marked:
+            copies[node] = suffix.call_function(sample_gaussian, (*arguments, draws))
+        elif repeats[0]:
+            copies[node] = suffix.call_function(repeat_rows, (*arguments, draws))
+        else:
+            (copies[node],) = arguments
+    for node in graph.nodes:
+        if node in marked and node not in copies:
+            copies[node] = suffix.node_copy(node, copies.__getitem__)
+    return suffix
+
+
+def _find_examples(
+    prefix: Callable[[Batch], Sequence[Any]], batches: tuple[Batch, ...]
+) -> tuple[bool, ...]:
+    """Which values between the two parts have examples along axis 0, from two and three of them."""
+
+    def raise_on_draw(function: Any, *_: object) -> NoReturn:
+        name = function.overloadpacket.__name__
+        raise NotTraceableError(f"it calls {name} before the first noise")
+
+    flags = []
+    with RandomOpMode(raise_on_draw):
+        runs = [prefix(clone_batch(x)) for x in batches]
+    for few, many in zip(*runs, strict=True):
+        if isinstance(few, Tensor) and (few.shape[:1], many.shape[:1]) == ((2,), (3,)):
+            flags.append(True)
+        elif few.shape == many.shape if isinstance(few, Tensor) else few == many:
+            flags.append(False)
+        else:
+            raise NotTraceableError("its computations depend on the number of examples")
+    return tuple(flags)
+
+
+def repeat_rows(x: Any, draws: int) -> Any:
+    """Repeat the examples of a batch for every draw.
+
+    The result is a new tensor, because code after it may write into it.
+    """
+    if draws == 1:
+        return map_tensors(Tensor.clone, x)  # keeps the memory layout, which repeat does not
+    return map_tensors(lambda t: t.repeat(draws, *(1,) * (t.dim() - 1)) if t.dim() else t, x)
+
+
+_BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def _fold_batchnorm(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
+    """Fold BatchNorm into the Gaussian convolution in front of it.
+
+    A dense layer is left alone: on inputs (N, T, features) its BatchNorm1d normalizes axis 1.
+    """
+    calls = [str(n.target) for n in graph.nodes if n.op == "call_module"]
+    for node in list(graph.nodes):
+        norm = modules.get(str(node.target)) if node.op == "call_module" else None
+        if not isinstance(norm, _BATCHNORMS) or type(norm) not in _BATCHNORMS:
+            continue
+        if norm.running_mean is None or norm.running_var is None:
+            continue
+        before = node.args[0]
+        layer = modules.get(str(before.target)) if before.op == "call_module" else None
+        once = len(before.users) == 1 and calls.count(str(before.target)) == 1
+        if isinstance(layer, GaussianLayer) and layer.variance.dim() > 2 and once:
+            scale = torch.rsqrt(norm.running_var + norm.eps)
+            scale = scale if norm.weight is None else scale * norm.weight
+            shift = -norm.running_mean * scale
+            layer.scale_outputs(scale, shift if norm.bias is None else shift + norm.bias)
+            node.replace_all_uses_with(before)
+            graph.erase_node(node)
+
+
+_RELU_FUNCTIONS = (torch.relu, functional.relu)
+_NEW_TENSORS = (sample_gaussian, operator.add, torch.add)  # their result belongs to nobody else
+_NEW_OUTPUTS = (GaussianLayer, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_BATCHNORMS)
+
+
+def _overwrite_relu_inputs(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
+    """Let ReLU write into its input if nothing else reads that, because new memory costs more."""
+    for node in list(graph.nodes):
+        is_module = node.op == "call_module" and type(modules[str(node.target)]) is nn.ReLU
+        is_function = node.op == "call_function" and node.target in _RELU_FUNCTIONS
+        if not is_module and not is_function:
+            continue
+        x = node.args[0]
+        is_new = x.op == "call_function" and x.target in _NEW_TENSORS
+        is_new |= x.op == "call_module" and isinstance(modules[str(x.target)], _NEW_OUTPUTS)
+        if is_new and len(x.users) == 1:
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(graph.call_function(torch.relu_, (x,)))
+            graph.erase_node(node)
