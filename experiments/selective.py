@@ -33,7 +33,7 @@ from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.noisy import named_modules_of, noisy_weights, tensor_name
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.eval_copy import make_eval_copy
-from vardrop.prediction.functions import resolve_seed
+from vardrop.functional.random import resolve_seed
 
 _DRAWS, _PROBES = 16, 4
 _MASK = "sampled"

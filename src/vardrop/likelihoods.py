@@ -180,6 +180,7 @@ class Categorical(_OfClasses):
             )
         check_type("ignore_index", ignore_index, int, "an integer")
         self.class_axis, self.ignore_index = class_axis, ignore_index
+        self.draws_axis = 2 if class_axis == 1 else -1  # of classes in draws (S, N, ...)
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         """torch's cross entropy, summed over the positions of an example."""
@@ -258,7 +259,7 @@ class Categorical(_OfClasses):
                 "vardrop.Gaussian() for one value."
             )
         # torch's softmax is slow along a short axis.
-        logits, axis = self._logits(draws), self._draws_axis
+        logits, axis = self._logits(draws), self.draws_axis
         shifted = logits - logits.amax(axis, keepdim=True)
         probs = shifted.exp()
         total = probs.sum(axis, keepdim=True)
@@ -266,14 +267,10 @@ class Categorical(_OfClasses):
         probs.div_(total)
         return Parts(draws, entropy(log_probs, probs, axis), log_probs, probs)
 
-    @property
-    def _draws_axis(self) -> int:
-        return 2 if self.class_axis == 1 else -1
-
     def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
         """log softmax(draw / T)[y], or 0 for a target that does not count."""
         self.check_target(draws[0], y)
-        axis, valid = self._draws_axis, self.valid_mask(y)
+        axis, valid = self.draws_axis, self.valid_mask(y)
         index = y.where(valid, 0).unsqueeze(self.class_axis)
         logs = self._logits(draws).log_softmax(axis)
         chosen = logs.gather(axis, index.expand(len(draws), *index.shape)).squeeze(axis)

@@ -15,7 +15,8 @@ from tests.refusals import assert_refused
 from tests.z_scores import assert_same_moments, assert_variance, z_bound
 from vardrop.functional import GeneratorNoise, draw_from
 from vardrop.prediction import eval_copy, predict
-from vardrop.prediction.strategies import LoopDraws, RowDraws
+from vardrop.prediction.rows import RowDraws
+from vardrop.prediction.strategies import LoopDraws
 
 Z = 6.0  # two-sided 2e-9; a few hundred comparisons stay below 1e-6 together
 flipout = vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=vd.flipout)

@@ -19,7 +19,8 @@ from tests.refusals import assert_refused
 from tests.z_scores import assert_same_moments
 from vardrop.functional import GeneratorNoise, draw_from
 from vardrop.noisy import noisy_weights
-from vardrop.prediction.strategies import FunctionDraws, LoopDraws, RowDraws
+from vardrop.prediction.rows import RowDraws
+from vardrop.prediction.strategies import FunctionDraws, LoopDraws
 
 BAYES = vd.bayes_by_backprop(log_sigma2=-3.0)
 FLIPOUT = vd.bayes_by_backprop(log_sigma2=-3.0, estimator=vd.flipout)

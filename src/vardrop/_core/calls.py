@@ -7,19 +7,22 @@ tensor. An output is a tensor, or an object with `logits`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from vardrop._core.checks import check_type, describe_value
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, report_arguments
 from vardrop._core.integrations import check_input
 from vardrop._core.torch_private import tree_leaves, tree_map_only
 
 Batch = Tensor | Sequence[object] | Mapping[str, object]
+BatchOrLoader = Tensor | Mapping[str, object] | Iterable[Any]
 LabelledData = tuple[Batch, Tensor] | Iterable[tuple[Batch, Tensor]]  # a pair, or batches
 Pick = Callable[[Any], Tensor]  # the tensor in the output of a model
 _Structure = TypeVar("_Structure")
@@ -95,6 +98,49 @@ def check_named(x: Batch) -> None:
             check_input(name, tensor)
 
 
+def device_of(net: nn.Module) -> torch.device | None:
+    """The device of the first tensor of a model; None if it has none."""
+    tensor = next(chain(net.parameters(), net.buffers()), None)
+    return None if tensor is None else tensor.device
+
+
+def input_batches(device: torch.device | None, data: BatchOrLoader) -> Iterator[Batch]:
+    """Yield the checked inputs of one batch or of a loader, on a device."""
+    batch = None
+    with report_arguments("x"):
+        batches = iter([data] if isinstance(data, Tensor | Mapping) else data)
+    for batch in batches:
+        x = plain_batch(batch[0] if isinstance(batch, tuple | list) and batch else batch)
+        if not tensors_in(x):
+            raise VardropError(
+                "Expected `x` to be a tensor, a dictionary of tensors, or batches of them, but got "
+                f"{type(data).__name__} of {type(batch).__name__}. Convert it with torch.as_tensor."
+            )
+        with report_arguments("x"):
+            if num_examples(x) == 0:
+                raise VardropError("Expected `x` to have rows, but got none.")
+            check_named(x)
+            _check_finite(x)
+        yield x if device is None else map_tensors(lambda t: t.to(device), x)
+    if batch is None:
+        raise VardropError("Expected `x` to give at least one batch, but got an empty loader.")
+
+
+def _check_finite(x: Batch) -> None:
+    """Raise an error for NaN or infinity, except in masks, which may hold -infinity."""
+    named = x if isinstance(x, Mapping) else {"x": x}
+    for name, tensor in ((n, t) for n, part in named.items() for t in tensors_in(part)):
+        if not tensor.is_floating_point() or "mask" in name:
+            continue
+        # The sum is cheap. It is finite unless a value is not finite, or it overflows.
+        if not (math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())):
+            bad = int((~tensor.isfinite()).sum())
+            raise VardropError(
+                f"Expected `{name}` to be finite, but got {bad} values that are NaN or infinite. "
+                "Clean the input first."
+            )
+
+
 def labelled_batches(
     data: LabelledData, name: str = "data", size: int = 1000
 ) -> Iterator[tuple[Batch, Tensor]]:
@@ -160,11 +206,6 @@ def clone_batch(x: _Structure) -> _Structure:
         return x.clone()  # type: ignore[return-value]
     copied: _Structure = tree_map_only(Tensor, Tensor.clone, x)
     return copied
-
-
-def example_shapes(x: Batch) -> tuple[torch.Size, ...]:
-    """The shapes of one example."""
-    return tuple(t.shape[1:] for t in tensors_in(x))
 
 
 def output_tensor(output: object) -> Tensor:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from vardrop._core.checks import check_integer
 from vardrop._core.sharding import common_seed, is_sharded, shard_like
 from vardrop._core.torch_private import (
     OpOverload,
@@ -169,6 +170,14 @@ def generator(device: torch.device) -> torch.Generator | None:
     if device not in generators:
         generators[device] = torch.Generator(device).manual_seed(seed)
     return generators[device]
+
+
+def resolve_seed(seed: int | None) -> int:
+    """The seed, or one from the global generator, which `torch.manual_seed` makes repeatable."""
+    if seed is None:
+        return int(torch.randint(2**62, (), generator=generator(torch.device("cpu"))))
+    check_integer("seed", seed, at_least=-(2**63))
+    return seed
 
 
 def uniform(shape: _Shape, like: Tensor) -> Tensor:

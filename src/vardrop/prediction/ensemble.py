@@ -37,6 +37,7 @@ class Ensemble(Predictor):
     """
 
     each: int  # draws of a member
+    checks_net = False
 
     def __init__(self, models: Sequence[nn.Module], samples: int = 32, **options: Any) -> None:
         members = list(models) if isinstance(models, Sequence | nn.ModuleList) else []
@@ -46,12 +47,6 @@ class Ensemble(Predictor):
         self.__dict__["each"] = -(-samples // len(members)) if is_noisy else 1
         super().__init__(nn.ModuleList(members), self.each * len(members), **options)
 
-    def _check_net(self) -> None:
-        """Plain members need no noise."""
-
-    def _check_dropout(self, x: Batch) -> None:
-        """The predictors of noisy members check them."""
-
     def _make_strategy(self) -> DrawStrategy:
         members = [self._make_member(member) for member in self._model.children()]
         return MemberDraws(members, self.pick, self.each)
@@ -60,12 +55,7 @@ class Ensemble(Predictor):
         if not _has_noise(member):
             return make_eval_copy(member, noise=False)
         predictor = Predictor(member, self.each, memory=self.memory, output=self.pick)
-
-        def make_strategy(x: Batch) -> DrawStrategy:
-            predictor._check_dropout(x)
-            return predictor.strategy_for(x)
-
-        return make_strategy
+        return predictor.strategy_for
 
 
 def _has_noise(model: nn.Module) -> bool:

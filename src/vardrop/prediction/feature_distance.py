@@ -5,11 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import Batch, LabelledData, call_net, labelled_batches
+from vardrop._core.calls import (
+    Batch,
+    BatchOrLoader,
+    LabelledData,
+    call_net,
+    device_of,
+    input_batches,
+    labelled_batches,
+)
 from vardrop._core.checks import check_net
 from vardrop._core.errors import VardropError
 from vardrop.prediction.eval_copy import make_eval_copy
-from vardrop.prediction.input_batches import BatchOrLoader, device_of, input_batches
 
 # Added to the variance of a feature, which may be constant: a part of the mean variance, and more.
 _RIDGE, _TINY = 1e-6, 1e-30

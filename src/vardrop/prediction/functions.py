@@ -17,7 +17,8 @@ from vardrop._core.checks import check_integer, check_net
 from vardrop._core.errors import VardropError
 from vardrop._core.integrations import position_span
 from vardrop._core.modules import clone_modules
-from vardrop.functional import GeneratorNoise, draw_from, generator, restore_state_on_error
+from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
+from vardrop.functional.random import resolve_seed
 from vardrop.gates import functional_dropout_rates
 from vardrop.layers import Variational, plain_types
 from vardrop.noisy import named_modules_of
@@ -30,16 +31,7 @@ from vardrop.prediction.eval_copy import (
 from vardrop.prediction.rows import Split, attempt, split_at_noise
 from vardrop.prediction.trace import trace_model
 
-_SEEDS = 2**62
 _POSITIONS = 64  # of a sequence, that are drawn together
-
-
-def resolve_seed(seed: int | None) -> int:
-    """The seed, or one from the global generator, which `torch.manual_seed` makes repeatable."""
-    if seed is None:
-        return int(torch.randint(_SEEDS, (), generator=generator(torch.device("cpu"))))
-    check_integer("seed", seed, at_least=-(2**63))
-    return seed
 
 
 class FixedNoise(nn.Module):
@@ -221,7 +213,7 @@ def _fill_weights(source: Variational, layer: Variational) -> None:
 
 def function_seeds(seed: int, count: int) -> list[int]:
     """A seed for every draw; the first ones are the same for every count."""
-    return torch.randint(_SEEDS, (count,), generator=torch.Generator().manual_seed(seed)).tolist()  # type: ignore[no-any-return]
+    return torch.randint(2**62, (count,), generator=torch.Generator().manual_seed(seed)).tolist()  # type: ignore[no-any-return]
 
 
 def draws(net: nn.Module, samples: int, seed: int | None = None) -> Iterator[nn.Module]:

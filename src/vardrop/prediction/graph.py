@@ -15,8 +15,8 @@ from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import PlainAttention
 from vardrop.functional import TensorNoise, draw_from
 from vardrop.prediction.moments import MomentDraws, Moments
-from vardrop.prediction.rows import RowPlan
-from vardrop.prediction.strategies import DrawStrategy, LoopDraws, MemberDraws, RowDraws
+from vardrop.prediction.rows import RowDraws, RowPlan
+from vardrop.prediction.strategies import DrawStrategy, LoopDraws, MemberDraws
 
 if TYPE_CHECKING:
     from vardrop.prediction.predictor import Predictor

@@ -24,9 +24,13 @@ from vardrop._core.calls import (
 from vardrop._core.checks import check_integer
 from vardrop._core.errors import VardropError, report_arguments
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
-from vardrop.functional.random import GeneratorNoise, draw_from, restore_state_on_error
+from vardrop.functional.random import (
+    GeneratorNoise,
+    draw_from,
+    resolve_seed,
+    restore_state_on_error,
+)
 from vardrop.noisy import NoisyTensor, evaluating, noisy_weights, sampling
-from vardrop.prediction.functions import resolve_seed
 
 
 def example_cross_entropy(output: Tensor, target: Tensor) -> Tensor:

@@ -8,13 +8,12 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from vardrop._core.calls import Pick
+from vardrop._core.calls import BatchOrLoader, Pick
 from vardrop._core.checks import check_choice, check_integer
 from vardrop._core.errors import VardropError
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.prediction.conformal import Conformal
 from vardrop.prediction.eval_copy import copy_tensors
-from vardrop.prediction.input_batches import BatchOrLoader
 from vardrop.prediction.prediction import Prediction
 from vardrop.prediction.predictor import Draw, Mode, Predictor
 

@@ -361,16 +361,6 @@ class RunningMoments:
         self.count = total
         return mean
 
-    @property
-    def variance(self) -> Tensor:
-        """The unbiased variance; zero for a single value."""
-        return self.square / max(self.count - 1, 1)
-
-    @property
-    def standard_error(self) -> Tensor:
-        """Of the mean."""
-        return (self.square / (self.count * max(self.count - 1, 1))).sqrt_()
-
 
 class Summary:
     """Reduces the draws of one batch; memory grows only with the draws that are kept."""
@@ -394,22 +384,31 @@ class Summary:
         self.aleatoric = each if self.aleatoric is None else self.aleatoric + each
         if parts.log_probs is not None and parts.probs is not None:
             mean = self.probs.add(parts.probs, finite=True)
-            total = _log_sum(parts.log_probs, parts.probs, mean)
+            # log sum p over draws, from the probabilities unless one may have underflowed.
+            alike = parts.probs.shape == parts.log_probs.shape
+            total = mean * len(outputs) if alike else parts.log_probs.exp().sum(0)
+            if not torch.compiler.is_compiling() and float(total.amin()) > _SAFE:
+                total = total.log_()
+            else:
+                total = torch.logsumexp(parts.log_probs, 0)
             self.log_sum = total if self.log_sum is None else torch.logaddexp(self.log_sum, total)
 
     @property
-    def _settling(self) -> RunningMoments:
-        return self.probs if self.probs.count else self.location
+    def standard_error(self) -> Tensor:
+        """Of every mean probability, or of every mean value in regression."""
+        moments = self.probs if self.probs.count else self.location
+        return (moments.square / (moments.count * max(moments.count - 1, 1))).sqrt_()
 
     def is_settled(self, tolerance: float | None) -> bool:
         """Whether the standard error of every mean probability (or value) is below a tolerance."""
         if tolerance is None or self.location.count < _FEWEST:
             return False
-        return bool(self._settling.standard_error.max() < tolerance)
+        return bool(self.standard_error.max() < tolerance)
 
     def prediction(self) -> Prediction:
         """The prediction from the draws so far."""
-        mean, count, variance = self.location.mean, self.location.count, self.location.variance
+        mean, count = self.location.mean, self.location.count
+        variance = self.location.square / max(count - 1, 1)  # zero for a single draw
         # The sum is cheap, but may overflow. A graph cannot branch on values.
         if not torch.compiler.is_compiling() and not math.isfinite(float(mean.sum())):
             _check_no_nan(mean)
@@ -423,7 +422,7 @@ class Summary:
             mean=mean,
             output_variance=variance,
             expected=self.aleatoric / count,
-            standard_error=self._settling.standard_error,
+            standard_error=self.standard_error,
             samples=torch.full((mean.shape[0],), count, device=mean.device),
             draws=blocks[0] if len(blocks) == 1 else torch.cat(blocks),
             mean_log_probs=None if logs is None else logs.clamp_(max=0),
@@ -439,12 +438,3 @@ def _check_no_nan(mean: Tensor) -> None:
             f"{int(broken.int().argmax()) + 1}. Its values are too large for this model, or the "
             "parameters of the model are not finite."
         )
-
-
-def _log_sum(log_probs: Tensor, probs: Tensor, mean: Tensor) -> Tensor:
-    """log sum p over draws, from the probabilities unless one may have underflowed."""
-    alike = probs.shape == log_probs.shape
-    total = mean * len(probs) if alike else log_probs.exp().sum(0)
-    if not torch.compiler.is_compiling() and float(total.amin()) > _SAFE:
-        return total.log_()
-    return torch.logsumexp(log_probs, 0)

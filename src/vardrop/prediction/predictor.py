@@ -16,8 +16,12 @@ from torch import Tensor, nn
 
 from vardrop._core.calls import (
     Batch,
+    BatchOrLoader,
     Pick,
     call_net,
+    device_of,
+    input_batches,
+    map_tensors,
     num_examples,
     output_tensor,
     plain_batch,
@@ -29,6 +33,7 @@ from vardrop._core.modules import clone_modules
 from vardrop._core.progress import ProgressLine
 from vardrop._core.sharding import forward_method, is_model_sharded
 from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
+from vardrop.functional.random import resolve_seed
 from vardrop.gates import Gate, find_unswitched_dropout, switched_class
 from vardrop.layers import Variational
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
@@ -40,18 +45,16 @@ from vardrop.prediction.eval_copy import (
     has_untracked_randomness,
     is_stochastic,
 )
-from vardrop.prediction.functions import draws, resolve_seed
+from vardrop.prediction.functions import draws
 from vardrop.prediction.graph import Graph, GraphInput, NoiseInput
-from vardrop.prediction.input_batches import BatchOrLoader, device_of, input_batches, one_input
 from vardrop.prediction.moments import MomentDraws, Moments
 from vardrop.prediction.prediction import Prediction, Summary, concatenate
-from vardrop.prediction.rows import NotRowwiseError
+from vardrop.prediction.rows import NotRowwiseError, RowDraws
 from vardrop.prediction.strategies import (
     DrawStrategy,
     FunctionDraws,
     LoopDraws,
     MemberDraws,
-    RowDraws,
     draws_functions,
 )
 
@@ -92,6 +95,7 @@ class Predictor(nn.Module):
     net: nn.Module
     source: Any  # what the user passed
     pick: Pick
+    checks_net = True  # an ensemble leaves the checks to its members
     is_kept = True  # False in a predictor for one call
     _snapshot: nn.Module | None
 
@@ -145,17 +149,15 @@ class Predictor(nn.Module):
 
     def refresh(self) -> None:
         """Compute everything again at the next call, after the model has changed."""
-        self._check_net()
+        if self.checks_net and self.mode != "mean":
+            check_noise(self.net)
         self._lock = threading.Lock()
         self._strategy: DrawStrategy | None = None
         self._fallback: DrawStrategy | None = None  # for inputs that the strategy cannot run
         self.__dict__["_snapshot"] = None
-        self._unchecked = self.mode != "mean" and not is_model_sharded(self.net)
+        self._unchecked = self.checks_net and self.mode != "mean"
+        self._unchecked &= not is_model_sharded(self.net)
         self._in_code: list[str] = []  # modules whose dropout is switched in the copy
-
-    def _check_net(self) -> None:
-        if self.mode != "mean":
-            check_noise(self.net)
 
     def replace_net(self, net: nn.Module) -> None:
         """Predict with a model that belongs to this predictor and moves with it.
@@ -219,9 +221,14 @@ class Predictor(nn.Module):
         total = None
         if self.batched and isinstance(x, Tensor | Mapping):
             total = num_examples(plain_batch(x))
-        inputs = input_batches if self.batched else one_input
+        device = device_of(self.net)
+        inputs: Iterable[Batch] = [plain_batch(x)]  # type: ignore[arg-type]
+        if self.batched:
+            inputs = input_batches(device, x)
+        elif device is not None:
+            inputs = [map_tensors(lambda t: t.to(device), plain_batch(x))]  # type: ignore[arg-type]
         with ProgressLine("predict", total, progress) as line:
-            for batch in inputs(device_of(self.net), x):
+            for batch in inputs:
                 yield self._predict_batch(batch, seed, noise, line)
 
     @report_arguments("x")
@@ -230,7 +237,6 @@ class Predictor(nn.Module):
         self, x: Batch, seed: int | None, noise: AbstractContextManager[object], line: ProgressLine
     ) -> Prediction:
         with noise, torch.no_grad():
-            self._check_dropout(x)
             strategy = self.strategy_for(x, seed)
             parts: Iterable[Batch] = (x,)
             if self.batched and (size := strategy.max_examples(x, self.samples)) < num_examples(x):
@@ -284,12 +290,6 @@ class Predictor(nn.Module):
             p = replace(p, mean=mean, output_variance=variance, analytic=True)
         return p
 
-    def _check_dropout(self, x: Batch) -> None:
-        """Find at the first batch the dropout in code, which draws in training mode only."""
-        if self._unchecked:
-            self._in_code = find_unswitched_dropout(self.net, x)
-            self._unchecked = False
-
     def strategy_for(self, x: Batch, seed: int | None = None) -> DrawStrategy:
         """How inputs like x are drawn, with a seed of the user or without.
 
@@ -300,6 +300,9 @@ class Predictor(nn.Module):
         Returns:
             The strategy.
         """
+        if self._unchecked:  # whether code draws dropout in training mode only
+            self._in_code = find_unswitched_dropout(self.net, x)
+            self._unchecked = False
         with self._lock:
             if self._strategy is None:
                 self._strategy = self._make_strategy()
@@ -446,7 +449,6 @@ class Predictor(nn.Module):
             check_choice("outputs", name, (*self.output_names, "draws"))
         check_choice("noise", noise, ("runtime", "input"))
         with torch.no_grad():
-            self._check_dropout(x)
             return Graph(self, self.strategy_for(x), x, names, noise == "input")
 
     def metadata(self) -> dict[str, str]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
@@ -37,18 +38,24 @@ from vardrop.functional import (
     TensorNoise,
     call_with_generator,
     draw_from,
-    redirect_random_ops,
 )
 from vardrop.noisy import named_modules_of
 from vardrop.prediction.eval_copy import (
     GaussianLayer,
+    compute_variances,
     is_stochastic,
     make_eval_copy,
     sample_gaussian,
     track_active_module,
+    use_call_generator,
 )
 from vardrop.prediction.trace import BRANCHES, NotTraceableError, bind_inputs, trace_model
 
+_LIVE_TENSORS = 6  # of the largest activation's size, at one time
+_CACHE_ELEMENTS = 2**18  # of the largest activation that stay in the cache with what is made of it
+_MIN_BLOCK = 96  # examples that a convolution gets at once
+_MAX_BLOCK_BYTES = 2**28
+_MOST_DRAWS = 256  # in a block of outputs
 _Result = TypeVar("_Result")
 _NORMALS = torch.randn(997, generator=torch.Generator().manual_seed(0))  # noise of recorded passes
 
@@ -76,15 +83,88 @@ class RowPlan(NamedTuple):
         split: the part that runs once, and the part that runs for all draws.
         noise: standard normal numbers per example and draw; None if code of the model calls random
             functions of torch.
-        largest, outputs: elements of the largest activation and of the output, per example.
+        block: examples, of any draw, that are run at once.
+        outputs: elements of the output, per example.
         note: why no part of the model is shared by the draws; empty if one is.
     """
 
     split: Split
     noise: int | None
-    largest: int
+    block: int
     outputs: int
     note: str
+
+
+def split_evenly(count: int, most: int) -> list[int]:
+    """Sizes that differ by little, none larger than `most`, whose sum is `count`."""
+    size = -(-count // -(-count // most))
+    return [min(size, count - start) for start in range(0, count, size)]
+
+
+class RowDraws:
+    """Noise as the layers were trained to see it, with the draws as further examples of a pass.
+
+    The order in which noise is drawn depends on the model and the batch, not on `memory`, as long
+    as one block of examples fits into it.
+
+    Args:
+        net: the model.
+        pick: takes the tensor out of what the model returns.
+        memory: bytes that draws may take at once.
+        local: use local reparameterization in every layer with noisy weights.
+        most: draws in a block of outputs.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        pick: Pick,
+        memory: int,
+        local: bool = False,
+        most: int = _MOST_DRAWS,
+    ) -> None:
+        self.pick, self.memory, self.most = pick, memory, most
+        self.net = compute_variances(make_eval_copy(net, noise=True, local=local))
+        self.plans: dict[tuple[torch.Size, ...], RowPlan] = {}
+        self._lock = threading.Lock()
+
+    def plan(self, x: Batch) -> RowPlan:
+        """The plan for inputs of this shape; raises `NotRowwiseError` if there is none."""
+        key = tuple(t.shape[1:] for t in tensors_in(x))
+        with self._lock:
+            if key not in self.plans:
+                self.plans[key] = make_plan(self.net, x, self.pick, self.memory)
+            return self.plans[key]
+
+    def describe(self, x: Batch) -> str:
+        note = self.plan(x).note
+        shared = f"no part is shared, because {note}" if note else "the noise-free part is shared"
+        return f"draws as further examples; {shared}"
+
+    def max_examples(self, x: Batch, samples: int) -> int:
+        plan = self.plan(x)
+        fit = self.memory // (4 * _LIVE_TENSORS * min(samples, self.most) * plan.outputs)
+        return max(plan.block, fit // plan.block * plan.block)
+
+    def draws(self, x: Batch, samples: int) -> Iterator[Tensor]:
+        plan, count = self.plan(x), num_examples(x)
+        block, traced = plan.block, not plan.note and plan.noise is not None
+        with nullcontext() if traced else use_call_generator(self.net):
+            values = plan.split.prefix(clone_batch(x))
+            for size in split_evenly(samples, self.most):
+                blocks = []
+                for start in range(0, count, block):
+                    part = [
+                        slice_batch(value, start, start + block) if flag else value
+                        for value, flag in zip(values, plan.split.has_examples, strict=True)
+                    ]
+                    most = max(1, block // min(block, count - start))
+                    outputs = [
+                        self.pick(plan.split.suffix(draws, *part)).unflatten(0, (draws, -1))
+                        for draws in split_evenly(size, most)
+                    ]
+                    blocks.append(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
+                yield blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
 
 
 def attempt(run: Callable[[], _Result]) -> tuple[_Result | None, str]:
@@ -100,7 +180,7 @@ def attempt(run: Callable[[], _Result]) -> tuple[_Result | None, str]:
         return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def make_plan(net: nn.Module, x: Batch, pick: Pick) -> RowPlan:
+def make_plan(net: nn.Module, x: Batch, pick: Pick, memory: int) -> RowPlan:
     """Split a model at its first noise, and verify on a few examples that draws can be examples.
 
     Outputs must not depend on other examples, noise must be drawn for every example, and the two
@@ -110,17 +190,17 @@ def make_plan(net: nn.Module, x: Batch, pick: Pick) -> RowPlan:
         net: a copy of the model with its noise on.
         x: a batch.
         pick: takes the tensor out of what the model returns.
+        memory: bytes that draws may take at once.
     """
     last = num_examples(x) - 1
     index = [0, min(1, last)]
     two = map_tensors(lambda t: t[torch.tensor(index, device=t.device)] if t.dim() else t, x)
     others = map_tensors(lambda t: 0.5 * t.flip(0) if t.is_floating_point() else t.flip(-1), two)
     four = tree_map(lambda a, b: torch.cat([a, b]) if tensors_in(a) else a, two, others)
-    with draw_from(GeneratorNoise(0)), redirect_random_ops():
-        whole, reason = attempt(lambda: _verify(net, four, pick))
-        if whole is None:
-            raise NotRowwiseError(reason)
-        parts, note = attempt(lambda: _split_model(clone_modules(net), four, whole, pick))
+    whole, reason = attempt(lambda: _verify(net, four, pick))
+    if whole is None:
+        raise NotRowwiseError(reason)
+    parts, note = attempt(lambda: _split_model(clone_modules(net), four, whole, pick))
     if note == BRANCHES:  # a branch for one draw may be another one for all of them
         raise NotRowwiseError(note)
     if parts is None:
@@ -132,7 +212,11 @@ def make_plan(net: nn.Module, x: Batch, pick: Pick) -> RowPlan:
         )
     noise = None if whole.untracked else sum(math.prod(s[1:]) for s in whole.requests)
     outputs = whole.output[0].numel()
-    return RowPlan(parts, noise, max(whole.largest // 4, outputs), outputs, note)
+    largest = max(whole.largest // 4, outputs)
+    block = min(memory, _MAX_BLOCK_BYTES) // (4 * _LIVE_TENSORS * largest)
+    if whole.output.is_cpu:
+        block = min(block, max(_MIN_BLOCK, _CACHE_ELEMENTS // largest))
+    return RowPlan(parts, noise, max(1, block), outputs, note)
 
 
 class _Pass(NamedTuple):

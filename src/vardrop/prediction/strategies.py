@@ -26,12 +26,8 @@ from vardrop._core.calls import (
     Pick,
     call_net,
     clone_batch,
-    example_shapes,
     num_examples,
-    slice_batch,
-    tensors_in,
 )
-from vardrop._core.modules import clone_modules
 from vardrop.functional import GeneratorNoise, draw_from, noise_source
 from vardrop.layers import Variational
 from vardrop.prediction.eval_copy import (
@@ -41,14 +37,9 @@ from vardrop.prediction.eval_copy import (
     use_call_generator,
 )
 from vardrop.prediction.functions import FunctionSampler, function_seeds
-from vardrop.prediction.rows import RowPlan, make_plan
+from vardrop.prediction.rows import split_evenly
 
-_LIVE_TENSORS = 6  # of the largest activation's size, at one time
-_CACHE_ELEMENTS = 2**18  # of the largest activation that stay in the cache with what is made of it
-_MIN_BLOCK = 96  # examples that a convolution gets at once
-_MAX_BLOCK_BYTES = 2**28
 _STACK = 8  # draws of a loop that are reduced together
-_MOST_DRAWS = 256  # in a block of outputs
 
 
 class DrawStrategy(Protocol):
@@ -62,87 +53,6 @@ class DrawStrategy(Protocol):
 
     def describe(self, x: Batch) -> str:
         """Describe how inputs like x are run, for `Predictor.plan`."""
-
-
-def split_evenly(count: int, most: int) -> list[int]:
-    """Sizes that differ by little, none larger than `most`, whose sum is `count`."""
-    size = -(-count // -(-count // most))
-    return [min(size, count - start) for start in range(0, count, size)]
-
-
-class RowDraws:
-    """Noise as the layers were trained to see it, with the draws as further examples of a pass.
-
-    The order in which noise is drawn depends on the model and the batch, not on `memory`, as long
-    as one block of examples fits into it.
-
-    Args:
-        net: the model.
-        pick: takes the tensor out of what the model returns.
-        memory: bytes that draws may take at once.
-        local: use local reparameterization in every layer with noisy weights.
-        most: draws in a block of outputs.
-    """
-
-    def __init__(
-        self,
-        net: nn.Module,
-        pick: Pick,
-        memory: int,
-        local: bool = False,
-        most: int = _MOST_DRAWS,
-    ) -> None:
-        self.pick, self.memory, self.most = pick, memory, most
-        self.net = compute_variances(make_eval_copy(net, noise=True, local=local))
-        self.plans: dict[tuple[torch.Size, ...], RowPlan] = {}
-        self._lock = threading.Lock()
-
-    def plan(self, x: Batch) -> RowPlan:
-        """The plan for inputs of this shape; raises `NotRowwiseError` if there is none."""
-        key = example_shapes(x)
-        with self._lock:
-            if key not in self.plans:
-                self.plans[key] = make_plan(clone_modules(self.net), x, self.pick)
-            return self.plans[key]
-
-    def describe(self, x: Batch) -> str:
-        note = self.plan(x).note
-        shared = f"no part is shared, because {note}" if note else "the noise-free part is shared"
-        return f"draws as further examples; {shared}"
-
-    def max_examples(self, x: Batch, samples: int) -> int:
-        plan = self.plan(x)
-        block = self._block_size(plan, x)
-        fit = self.memory // (4 * _LIVE_TENSORS * min(samples, self.most) * plan.outputs)
-        return max(block, fit // block * block)
-
-    def _block_size(self, plan: RowPlan, x: Batch) -> int:
-        """The number of examples, of any draw, that are run at once."""
-        limit = min(self.memory, _MAX_BLOCK_BYTES) // (4 * _LIVE_TENSORS * plan.largest)
-        if tensors_in(x)[0].is_cpu:
-            limit = min(limit, max(_MIN_BLOCK, _CACHE_ELEMENTS // plan.largest))
-        return max(1, limit)
-
-    def draws(self, x: Batch, samples: int) -> Iterator[Tensor]:
-        plan, count = self.plan(x), num_examples(x)
-        block = self._block_size(plan, x)
-        traced = not plan.note and plan.noise is not None
-        with nullcontext() if traced else use_call_generator(self.net):
-            values = plan.split.prefix(clone_batch(x))
-            for size in split_evenly(samples, self.most):
-                blocks = []
-                for start in range(0, count, block):
-                    part = [
-                        slice_batch(value, start, start + block) if flag else value
-                        for value, flag in zip(values, plan.split.has_examples, strict=True)
-                    ]
-                    most = max(1, block // min(block, count - start))
-                    outputs = [
-                        self.pick(plan.split.suffix(draws, *part)).unflatten(0, (draws, -1))
-                        for draws in split_evenly(size, most)
-                    ]
-                    blocks.append(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
-                yield blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
 
 
 class LoopDraws:

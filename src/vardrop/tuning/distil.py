@@ -8,12 +8,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import Batch, call_net, clone_batch, output_tensor
+from vardrop._core.calls import (
+    Batch,
+    call_net,
+    clone_batch,
+    device_of,
+    input_batches,
+    output_tensor,
+)
 from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import VardropError
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.prediction import predict
-from vardrop.prediction.input_batches import device_of, input_batches
 from vardrop.tuning.minimize import Position, ShowProgress, minimize
 
 Student = TypeVar("Student", bound=nn.Module)
