@@ -119,7 +119,8 @@ def input_batches(device: torch.device | None, data: BatchOrLoader) -> Iterator[
         with report_arguments("x"):
             if num_examples(x) == 0:
                 raise VardropError("Expected `x` to have rows, but got none.")
-            check_named(x)
+            if isinstance(x, Mapping):
+                check_named(x)
             _check_finite(x)
         yield x if device is None else map_tensors(lambda t: t.to(device), x)
     if batch is None:

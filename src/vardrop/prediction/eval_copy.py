@@ -45,6 +45,19 @@ def is_stochastic(module: nn.Module) -> bool:
     return isinstance(module, Noisy) or drop_rate(module) > 0
 
 
+def draws_functions(net: nn.Module) -> bool:
+    """Whether every noise of a model is a draw of whole weight tensors.
+
+    A draw per example, or with signs per example (Flipout), has the distribution of a whole
+    function for every example, so functions are drawn instead.
+    """
+    stochastic = [m for m in net.modules() if is_stochastic(m)]
+    weights = [m for m in stochastic if isinstance(m, Variational) and m.posterior is not None]
+    gated = any(m.gate is not None for m in weights)
+    draws_weights = all(m.estimator.whole_weights_per is not None for m in weights)
+    return len(weights) == len(stochastic) > 0 and draws_weights and not gated
+
+
 def check_noise(net: nn.Module) -> None:
     """Raise an error unless the model has a source of noise."""
     if not any(map(is_stochastic, net.modules())):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -330,6 +330,7 @@ def concatenate(parts: Sequence[Prediction]) -> Prediction:
     )
 
 
+@dataclass
 class RunningMoments:
     """Mean and sum of squared deviations of a stream, merged block by block.
 
@@ -337,10 +338,9 @@ class RunningMoments:
     variances", eq. 2.1.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean: Tensor
-        self.square: Tensor
+    count: int = 0
+    mean: Tensor = field(init=False)
+    square: Tensor = field(init=False)
 
     def add(self, values: Tensor, finite: bool = False) -> Tensor:
         """Add values (S, ...), which may be known to be finite, and return their mean."""
@@ -362,15 +362,17 @@ class RunningMoments:
         return mean
 
 
+@dataclass
 class Summary:
     """Reduces the draws of one batch; memory grows only with the draws that are kept."""
 
-    def __init__(self, likelihood: Likelihood, keep: int) -> None:
-        self.likelihood, self.keep = likelihood, keep
-        self.location, self.probs = RunningMoments(), RunningMoments()
-        self.aleatoric: Tensor | None = None
-        self.log_sum: Tensor | None = None  # of probabilities over draws, as a logarithm
-        self.kept: list[Tensor] = []
+    likelihood: Likelihood
+    keep: int
+    location: RunningMoments = field(default_factory=RunningMoments)
+    probs: RunningMoments = field(default_factory=RunningMoments)
+    aleatoric: Tensor | None = None
+    log_sum: Tensor | None = None  # of probabilities over draws, as a logarithm
+    kept: list[Tensor] = field(default_factory=list)
 
     def add(self, outputs: Tensor) -> None:
         """Add outputs (S, N, ...)."""
@@ -411,7 +413,13 @@ class Summary:
         variance = self.location.square / max(count - 1, 1)  # zero for a single draw
         # The sum is cheap, but may overflow. A graph cannot branch on values.
         if not torch.compiler.is_compiling() and not math.isfinite(float(mean.sum())):
-            _check_no_nan(mean)
+            if bool(mean.isnan().any()):
+                row = int(mean.isnan().view(len(mean), -1).any(1).int().argmax()) + 1
+                raise NotFiniteError(
+                    f"Expected finite predictions, but got NaN or infinity in row {row}. Its "
+                    "values are too large for this model, or the parameters of the model are not "
+                    "finite."
+                )
             # A log-probability that is -inf in some draws has no finite variance.
             variance = variance.nan_to_num(math.inf, math.inf)
         assert self.aleatoric is not None
@@ -427,14 +435,4 @@ class Summary:
             draws=blocks[0] if len(blocks) == 1 else torch.cat(blocks),
             mean_log_probs=None if logs is None else logs.clamp_(max=0),
             mean_probs=self.probs.mean if self.probs.count else None,
-        )
-
-
-def _check_no_nan(mean: Tensor) -> None:
-    broken = mean.isnan().view(len(mean), -1).any(1)
-    if bool(broken.any()):
-        raise NotFiniteError(
-            "Expected finite predictions, but got NaN or infinity in row "
-            f"{int(broken.int().argmax()) + 1}. Its values are too large for this model, or the "
-            "parameters of the model are not finite."
         )

@@ -42,6 +42,7 @@ from vardrop.prediction.conformal import Conformal
 from vardrop.prediction.eval_copy import (
     check_noise,
     copy_tensors,
+    draws_functions,
     has_untracked_randomness,
     is_stochastic,
 )
@@ -55,7 +56,6 @@ from vardrop.prediction.strategies import (
     FunctionDraws,
     LoopDraws,
     MemberDraws,
-    draws_functions,
 )
 
 Mode = Literal["sample", "mean", "moments"]

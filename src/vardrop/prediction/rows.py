@@ -302,10 +302,9 @@ def _split_model(net: nn.Module, four: Batch, whole: _Pass, pick: Pick) -> Split
     sources = {m for m in net.modules() if any(map(is_stochastic, m.modules()))}
     split = split_at_noise(net, trace_model(net, two), sources, (two, three))
 
-    def run() -> Tensor:
-        return pick(split.suffix(2, *split.prefix(clone_batch(two))))
-
-    output, expected = _record_pass(nn.Identity(), run).output, whole.output[[0, 1, 0, 1]]
+    values = split.prefix(clone_batch(two))
+    output = _record_pass(nn.Identity(), lambda: pick(split.suffix(2, *values))).output
+    expected = whole.output[[0, 1, 0, 1]]
     # Both draws get the same noise, except of random functions of torch.
     same = slice(2) if whole.untracked else slice(None)
     if output.shape != expected.shape or not torch.allclose(

@@ -29,10 +29,8 @@ from vardrop._core.calls import (
     num_examples,
 )
 from vardrop.functional import GeneratorNoise, draw_from, noise_source
-from vardrop.layers import Variational
 from vardrop.prediction.eval_copy import (
     compute_variances,
-    is_stochastic,
     make_eval_copy,
     use_call_generator,
 )
@@ -97,19 +95,6 @@ class LoopDraws:
         with self.switch(), use_call_generator(self.net):
             for size in split_evenly(samples if self.noise else 1, _STACK):
                 yield torch.stack([self.run(clone_batch(x)) for _ in range(size)])
-
-
-def draws_functions(net: nn.Module) -> bool:
-    """Whether every noise of a model is a draw of whole weight tensors.
-
-    A draw per example, or with signs per example (Flipout), has the distribution of a whole
-    function for every example, so functions are drawn instead.
-    """
-    stochastic = [m for m in net.modules() if is_stochastic(m)]
-    weights = [m for m in stochastic if isinstance(m, Variational) and m.posterior is not None]
-    gated = any(m.gate is not None for m in weights)
-    draws_weights = all(m.estimator.whole_weights_per is not None for m in weights)
-    return len(weights) == len(stochastic) > 0 and draws_weights and not gated
 
 
 class FunctionDraws:

@@ -14,7 +14,13 @@ from torch.fx.node import Target
 from vardrop._core.calls import Batch, call_arguments, tensors_in
 from vardrop._core.modules import clone_modules
 from vardrop._core.torch_private import has_plain_forward, tree_map
-from vardrop.functional import GeneratorNoise, RandomOpMode, call_with_generator, draw_from
+from vardrop.functional import (
+    GeneratorNoise,
+    RandomOpMode,
+    TensorNoise,
+    call_with_generator,
+    draw_from,
+)
 from vardrop.prediction.eval_copy import is_stochastic
 
 _Args = tuple[object, ...]
@@ -47,7 +53,8 @@ def trace_model(net: nn.Module, x: Batch, leaves: Container[nn.Module] = ()) -> 
         for name, module in net.named_modules()
         if module in leaves or is_leaf(module)
     }
-    with draw_from(GeneratorNoise(0)), RandomOpMode(recorder.draw):
+    noise = TensorNoise(torch.zeros)  # only sizes and types of the values matter
+    with draw_from(GeneratorNoise(0)), draw_from(noise), RandomOpMode(recorder.draw):
         proxies = dict(inputs)
         for name, value in inputs.items():
             if isinstance(value, Tensor):
