@@ -28,12 +28,12 @@ from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
 from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
 from vardrop.functional.curvature import diagonal_fisher, kappa as kappa_of
+from vardrop.functional.random import resolve_seed
 from vardrop.layers import Variational
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.noisy import named_modules_of, noisy_weights, tensor_name
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.eval_copy import make_eval_copy
-from vardrop.functional.random import resolve_seed
 
 _DRAWS, _PROBES = 16, 4
 _MASK = "sampled"
