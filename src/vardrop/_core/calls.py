@@ -25,6 +25,7 @@ Batch = Tensor | Sequence[object] | Mapping[str, object]
 BatchOrLoader = Tensor | Mapping[str, object] | Iterable[Any]
 LabelledData = tuple[Batch, Tensor] | Iterable[tuple[Batch, Tensor]]  # a pair, or batches
 Pick = Callable[[Any], Tensor]  # the tensor in the output of a model
+_BATCH_SIZE = 1000  # of a pair (x, y)
 _Structure = TypeVar("_Structure")
 
 
@@ -142,15 +143,12 @@ def _check_finite(x: Batch) -> None:
             )
 
 
-def labelled_batches(
-    data: LabelledData, name: str = "data", size: int = 1000
-) -> Iterator[tuple[Batch, Tensor]]:
+def labelled_batches(data: LabelledData, name: str = "data") -> Iterator[tuple[Batch, Tensor]]:
     """Yield batches (x, y) of inputs and targets.
 
     Args:
         data: a pair (x, y), or an iterable of such batches.
         name: the argument, for messages.
-        size: examples per batch of a pair.
     """
     wanted = "a pair (inputs, targets) or batches of such pairs"
     check_type(name, data, Iterable, wanted)
@@ -163,7 +161,7 @@ def labelled_batches(
                 f"Expected inputs and targets of one length in `{name}`, but got "
                 f"{num_examples(x)} and {len(y)}."
             )
-        data = zip(split_batch(x, size), y.split(size), strict=True)
+        data = zip(split_batch(x, _BATCH_SIZE), y.split(_BATCH_SIZE), strict=True)
     count = 0
     for batch in data:
         is_pair = isinstance(batch, tuple | list) and len(batch) == 2

@@ -73,17 +73,13 @@ class ProgressLine:
         print("\r" + line.ljust(self._width), end="", file=sys.stderr, flush=True)
 
 
-def track(
-    items: Iterable[Item], label: str, total: int | None = None, progress: bool | None = None
-) -> Iterator[Item]:
+def track(items: Iterable[Item], label: str, progress: bool | None = None) -> Iterator[Item]:
     """Yield the items of an iterable and show how many are done.
 
     >>> list(track([3, 4], "predict", progress=False))
     [3, 4]
     """
-    if total is None and isinstance(items, Sized):
-        total = len(items)
-    with ProgressLine(label, total, progress) as line:
+    with ProgressLine(label, len(items) if isinstance(items, Sized) else None, progress) as line:
         for item in items:
             yield item
             line.advance()

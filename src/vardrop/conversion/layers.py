@@ -16,7 +16,7 @@ from vardrop._core.torch_private import own_parameters
 from vardrop.conversion.rules import FROZEN, ConversionRule, Scope, has_parameters
 from vardrop.gates import FeatureNoise, Gate
 from vardrop.layers import NOISY_TYPES, Ties, Variational
-from vardrop.noisy import Noisy, named_modules_of
+from vardrop.noisy import Noisy, NoisyTensor, named_modules_of
 from vardrop.recipes import Recipe
 
 # Why modules of these types and their subclasses are skipped. A selected noisy layer is an error.
@@ -115,9 +115,7 @@ class NoisyLayers(ConversionRule):
 
     def _check_ties(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
         """Raise if a weight already has another method because another module uses it."""
-        posterior, prior = self.recipe.posterior, self.recipe.prior
-        layers = named_modules_of(net, Variational).values()
-        noisy = {id(t.mean): t for layer in layers for t in layer.noisy_tensors().values()}
+        posterior, prior, noisy = self.recipe.posterior, self.recipe.prior, _noisy_tensors(net)
         for parameter in (p for m in changes.values() for p in m.parameters(recurse=False)):
             other = noisy.get(id(parameter))
             if posterior is None or other is None:
@@ -181,8 +179,9 @@ class _GateTakeover(ConversionRule):
 
 def ties(net: nn.Module) -> Ties:
     """The noise tensors of a model, by the id of their weight or bias."""
-    noise: Ties = {}
-    for layer in named_modules_of(net, Variational).values():
-        for tensor in layer.noisy_tensors().values():
-            noise.setdefault(id(tensor.mean), {}).update({**tensor.noise, **tensor.hyper})
-    return noise
+    return {key: {**tensor.noise, **tensor.hyper} for key, tensor in _noisy_tensors(net).items()}
+
+
+def _noisy_tensors(net: nn.Module) -> dict[int, NoisyTensor]:
+    layers = named_modules_of(net, Variational).values()
+    return {id(t.mean): t for layer in layers for t in layer.noisy_tensors().values()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -192,7 +192,7 @@ noisy_bias=False)
     check_selection("include", include, list(modules))
     check_selection("exclude", exclude, list(modules))
     rule = rule_of(recipe, Scope(net, list(modules.values()), include is None, example_input))
-    entries = []
+    reasons = {}
     for name, module in modules.items():
         if (reason := rule.reason(module)) is None:
             continue
@@ -200,9 +200,11 @@ noisy_bias=False)
             reason = NOT_SELECTED
         elif exclude is not None and selects(exclude, module, name):
             reason = "left out by `exclude`"
-        entries.append(PlanEntry(name, module, reason))
-    tied = rule.tie_reasons(net, {e.name: e.module for e in entries if not e.reason})
-    entries = [replace(e, reason=tied.get(e.name, e.reason)) for e in entries]
-    rule.check(net, {e.name: e.module for e in entries if not e.reason})
-    steps = (e if e.reason else replace(e, becomes=rule.becomes(e.module)) for e in entries)
+        reasons[name] = reason
+    reasons |= rule.tie_reasons(net, {n: modules[n] for n, reason in reasons.items() if not reason})
+    rule.check(net, {n: modules[n] for n, reason in reasons.items() if not reason})
+    steps = (
+        PlanEntry(name, modules[name], reason, "" if reason else rule.becomes(modules[name]))
+        for name, reason in reasons.items()
+    )
     return Plan(recipe, tuple(steps), rule)

@@ -141,7 +141,7 @@ class ELBOTrainer(Trainer):
         """The objective of the model with its current wrapper."""
         if self._objective is None or self._objective.net is not model:
             if self.likelihood is None:
-                kind, is_binary = _problem_type(self.model), labels.is_floating_point()
+                kind, is_binary = _config(self.model, "problem_type"), labels.is_floating_point()
                 is_binary = is_binary if kind is None else kind == "multi_label_classification"
                 classes = Categorical(class_axis=-1 if labels.dim() > 1 else 1)
                 self.likelihood = Bernoulli() if is_binary else classes
@@ -271,29 +271,27 @@ def _parameters(likelihood: object) -> dict[str, nn.Parameter]:
     return dict(likelihood.named_parameters()) if isinstance(likelihood, nn.Module) else {}
 
 
+def _config(model: nn.Module, name: str) -> Any:
+    return getattr(getattr(model, "config", None), name, None)
+
+
 def _generates(model: nn.Module) -> bool:
     """Whether a model is a language model, for which `num_labels` has no meaning."""
     return bool(getattr(model, "can_generate", bool)())
 
 
-def _problem_type(model: nn.Module) -> str | None:
-    return getattr(getattr(model, "config", None), "problem_type", None)
-
-
 def _is_regression(model: nn.Module) -> bool:
     """Whether the Trainer would treat the labels of a model as numbers."""
-    if _problem_type(model) is not None:
-        return _problem_type(model) == "regression"
-    return getattr(getattr(model, "config", None), "num_labels", None) == 1 and not _generates(
-        model
-    )
+    if (problem := _config(model, "problem_type")) is not None:
+        return bool(problem == "regression")
+    return _config(model, "num_labels") == 1 and not _generates(model)
 
 
 def _add_decoder_inputs(
     model: nn.Module, batch: dict[str, object], labels: Tensor
 ) -> dict[str, object]:
     """The batch with labels shifted to the right for a decoder, as the model itself would do."""
-    has_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    has_decoder = _config(model, "is_encoder_decoder")
     if not has_decoder or not _generates(model) or not _DECODER_INPUTS.isdisjoint(batch):
         return batch
     shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
