@@ -61,12 +61,7 @@ class Value:
             return  # a compiler cannot look up declarations, and the call before compilation did
         for name, kind in _kinds(type(self)).items():
             value = getattr(self, name)
-            if not _fits(value, kind):
-                large = isinstance(value, int | float) and _LARGEST < abs(value) < math.inf
-                why = " Its square is too large for single precision." if large else ""
-                raise VardropError(
-                    f"Expected `{name}` to be {_words(kind)}, but got {describe_value(value)}.{why}"
-                )
+            _check_field(name, value, kind)
             # Numbers of other libraries become Python numbers, which JSON can store.
             if float in (kind, *get_args(kind)) and isinstance(value, Real):
                 object.__setattr__(self, name, float(value))
@@ -83,6 +78,15 @@ def _kinds(cls: type[Value]) -> dict[str, Any]:
             hints = {}
         _KINDS[cls] = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.name in hints}
     return _KINDS[cls]
+
+
+def _check_field(name: str, value: object, kind: Any) -> None:
+    if not _fits(value, kind):
+        large = isinstance(value, int | float) and _LARGEST < abs(value) < math.inf
+        why = " Its square is too large for single precision." if large else ""
+        raise VardropError(
+            f"Expected `{name}` to be {_words(kind)}, but got {describe_value(value)}.{why}"
+        )
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -173,7 +177,10 @@ def _build(data: Any) -> Value:
             f"Expected the description of {cls.__name__} to have all its fields, but {absent} are "
             "missing. It is damaged, or was not written by vardrop.to_json."
         )
-    return cls(**{k: _build(v) if isinstance(v, dict) else v for k, v in fields.items()})
+    fields = {k: _build(v) if isinstance(v, dict) else v for k, v in fields.items()}
+    for name, kind in _kinds(cls).items():
+        _check_field(name, fields[name], kind)
+    return cls(**fields)
 
 
 def _find_type(name: Json) -> type[Value]:
