@@ -197,49 +197,44 @@ def check_reset(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
 
 
 class _Objective(nn.Module):
-    """A smooth function of the parameters of a layer in float64, for one fixed draw."""
+    """A smooth function of all parameters of a layer in float64, for one fixed draw."""
 
     def __init__(self, make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
         super().__init__()
         self.layer = _noisy(lambda: make().double(), recipe).eval()
         self.inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)
-        trainable = {n: p for n, p in self.named_parameters() if p.requires_grad}
-        self.names = list(trainable)
+        trainable = {n: p.detach() for n, p in self.named_parameters() if p.requires_grad}
+        self.shapes = {name: p.shape for name, p in trainable.items()}
+        start = [torch.empty(0, dtype=torch.float64), *map(torch.ravel, trainable.values())]
         # Some parameters start at a bound, where the function is not smooth.
-        self.start = [p.detach() - 0.1 for p in trainable.values()]
-        self.direction = [torch.randn_like(p) for p in self.start]
+        self.start = (torch.cat(start) - 0.1).requires_grad_()
+        self.direction = torch.randn_like(self.start)
 
     def forward(self) -> Tensor:
         return _out(self.layer, self.inputs).sin().sum() + kl(self.layer)
 
-    def at(self, *parameters: Tensor) -> Tensor:
+    def at(self, point: Tensor) -> Tensor:
+        parts = point.split([shape.numel() for shape in self.shapes.values()])
+        pairs = zip(self.shapes.items(), parts, strict=True)
+        parameters = {name: part.view(shape) for (name, shape), part in pairs}
         with torch.random.fork_rng(), sampling(self.layer):
             torch.manual_seed(0)
-            return functional_call(self, dict(zip(self.names, parameters, strict=True)), ())
+            return functional_call(self, parameters, ())
 
-    def point(self, step: float) -> list[Tensor]:
-        """The start, moved by a step in the direction."""
-        pairs = zip(self.start, self.direction, strict=True)
-        return [(p + step * d).requires_grad_() for p, d in pairs]
-
-    def gradient(self, at: list[Tensor], create_graph: bool = False) -> tuple[Tensor, ...]:
-        loss = self.at(*at)
-        return torch.autograd.grad(loss, at, create_graph=create_graph, materialize_grads=True)
-
-    def slope(self, gradient: Iterable[Tensor]) -> Tensor:
-        """The derivative in the direction."""
-        pairs = zip(gradient, self.direction, strict=True)
-        return torch.stack([(g * d).sum() for g, d in pairs]).sum()
+    def gradient(self, step: float = 0.0, create_graph: bool = False) -> Tensor:
+        """The gradient at the start, moved by a step in the direction."""
+        point = self.start + step * self.direction
+        return torch.autograd.grad(self.at(point), point, create_graph=create_graph)[0]
 
 
 def check_forward_mode(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """Forward-mode derivatives (`torch.func.jvp`) equal reverse-mode derivatives."""
     objective = _Objective(make, inputs, recipe)
-    if not objective.start or getattr(make(), "padding_idx", None) is not None:
+    if not objective.shapes or getattr(make(), "padding_idx", None) is not None:
         return  # the two modes of torch's own embedding differ at the padding index
-    start, direction = tuple(objective.start), tuple(objective.direction)
-    forwards = torch.func.jvp(objective.at, start, direction)[1]
-    backwards = objective.slope(objective.gradient(objective.point(0)))
+    start, direction = objective.start.detach(), objective.direction
+    forwards = torch.func.jvp(objective.at, (start,), (direction,))[1]
+    backwards = objective.gradient() @ direction
     torch.testing.assert_close(forwards, backwards, rtol=1e-8, atol=1e-10)
 
 
@@ -247,15 +242,13 @@ def check_second_derivatives(make: Make, inputs: Inputs, recipe: BaseRecipe) -> 
     """The derivative of the gradient agrees with finite differences of the gradient."""
     objective, step = _Objective(make, inputs, recipe), 1e-6
     gate = objective.layer.gate
-    if not objective.start or (gate is not None and gate.noise.input_dependent):
+    if not objective.shapes or (gate is not None and gate.noise.input_dependent):
         return  # such a gate reads features without a gradient, so that differences disagree
-    start = objective.point(0)
-    slope = objective.slope(objective.gradient(start, create_graph=True))
-    second = torch.autograd.grad(slope, start, materialize_grads=True)
-    points = [objective.gradient(objective.point(k * step)) for k in (-2, -1, 1, 2)]
-    for mine, a, b, c, d in zip(second, *points, strict=True):
-        expected = (8 * (c - b) - (d - a)) / (12 * step)
-        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-5)
+    slope = objective.gradient(create_graph=True) @ objective.direction
+    (second,) = torch.autograd.grad(slope, objective.start, materialize_grads=True)
+    a, b, c, d = (objective.gradient(k * step) for k in (-2, -1, 1, 2))
+    expected = (8 * (c - b) - (d - a)) / (12 * step)
+    torch.testing.assert_close(second, expected, rtol=1e-5, atol=1e-5)
 
 
 def check_compile(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
