@@ -21,7 +21,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_number, check_type, describe_value
+from vardrop._core.checks import check_type, describe_value
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
 from vardrop.divergence import check_kl
@@ -249,10 +249,7 @@ class LocalReparameterization(Estimator):
     floor: float = 1e-8
     central_limit: bool = False
     whole_weights_per: ClassVar[Literal["batch", "example"] | None] = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("floor", self.floor, above=0)
+    positive: ClassVar[tuple[str, ...]] = ("floor",)
 
     def unsupported_reason(self, posterior: Posterior) -> str | None:
         """Weights must be independent normal numbers, unless `central_limit`."""

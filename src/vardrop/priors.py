@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -172,12 +172,11 @@ class ScaleMixture(Proper):
     pi: float = 0.5
     std1: float = 1.0
     std2: float = math.exp(-6)
+    positive: ClassVar[tuple[str, ...]] = ("std1", "std2")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("pi", self.pi, above=0, below=1)
-        check_number("std1", self.std1, above=0)
-        check_number("std2", self.std2, above=0)
 
     def log_prob(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         """log(pi N(w; 0, std1^2) + (1 - pi) N(w; 0, std2^2))."""
@@ -210,11 +209,7 @@ class StudentT(Proper):
     df: float = 1.0
     scale: float = 1.0
     form: Literal["exact", "bound"] = "exact"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("df", self.df, above=0)
-        check_number("scale", self.scale, above=0)
+    positive: ClassVar[tuple[str, ...]] = ("df", "scale")
 
     @property
     def log_normalizer(self) -> float:

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from vardrop._core.checks import check_type, describe_value
+from vardrop._core.checks import check_number, check_type, describe_value
 from vardrop._core.errors import VardropError
 
 # A value that JSON can store.
@@ -45,6 +45,7 @@ class Value:
     """
 
     version: ClassVar[int] = 1
+    positive: ClassVar[tuple[str, ...]] = ()  # the fields that must be above 0, or None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -67,6 +68,9 @@ class Value:
                 object.__setattr__(self, name, float(value))
             elif kind is int:
                 object.__setattr__(self, name, int(value))
+        for name in self.positive:
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), above=0)
 
 
 def _kinds(cls: type[Value]) -> dict[str, Any]:

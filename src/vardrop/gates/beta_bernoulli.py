@@ -52,12 +52,11 @@ class BetaBernoulli(FeatureNoise):
     b: float = 1.0
     temperature: float = 0.1
     threshold: float = 1e-3
+    positive: ClassVar[tuple[str, ...]] = ("alpha", "a", "b", "temperature", "threshold")
     sides: ClassVar[tuple[Side, Side]] = ("input", "output")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("alpha", "a", "b", "temperature", "threshold"):
-            check_number(name, getattr(self, name), above=0)
         check_number("threshold", self.threshold, below=1, remedy="Else every unit is closed.")
 
     def initial(self, units: int) -> dict[str, Tensor]:

@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_number
 from vardrop._core.sharding import square_sum
 from vardrop.functional import uniform
 from vardrop.gates.base import FeatureNoise, Granularity, Side, noise_shape
@@ -43,13 +42,12 @@ class BinaryDropout(FeatureNoise):
     drop_rate: float = 0.5
     granularity: Granularity = "element"
     length_scale: float | None = None
+    positive: ClassVar[tuple[str, ...]] = ("length_scale",)
     learned: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_drop_rate(self.drop_rate)
-        if self.length_scale is not None:
-            check_number("length_scale", self.length_scale, above=0)
 
     def initial(self, units: int) -> dict[str, Tensor]:
         """No tensors: the rate is a number."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -53,14 +53,12 @@ class ConcreteDropout(FeatureNoise):
     temperature: float | None = None
     length_scale: float = 1e-2
     granularity: Literal["element", "channel", "sequence"] = "channel"
+    positive: ClassVar[tuple[str, ...]] = ("length_scale", "temperature")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         remedy = "It is where the learned rate starts."
         check_number("drop_rate", self.drop_rate, above=0, below=1, remedy=remedy)
-        check_number("length_scale", self.length_scale, above=0)
-        if self.temperature is not None:
-            check_number("temperature", self.temperature, above=0)
 
     def at_axis(self, axis: int) -> ConcreteDropout:
         """The same with the temperature for units along `axis`, if none was passed."""

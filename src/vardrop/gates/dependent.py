@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
 from vardrop.functional import concrete, log_square, normal_kl, normal_like, uniform
 from vardrop.gates.base import FeatureNoise, Gate, Side, along, inverse_softplus, noise_shape
@@ -57,11 +56,7 @@ class DependentBetaBernoulli(FeatureNoise):
     prior_std: float = math.sqrt(5.0)
     input_dependent: ClassVar[bool] = True
     sides: ClassVar[tuple[Side, Side]] = BetaBernoulli.sides
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("scale", "std", "prior_std"):
-            check_number(name, getattr(self, name), above=0)
+    positive: ClassVar[tuple[str, ...]] = ("scale", "std", "prior_std")
 
     @property
     def parent_noise(self) -> BetaBernoulli | None:

@@ -60,10 +60,8 @@ def find_functional_dropout(
     >>> find_functional_dropout(torch.nn.Sequential(Block(), torch.nn.Dropout()), torch.ones(3))
     {'0': 0.25}
     """
-    rates: dict[str, float] = {}
-    for name, _, rate in _dropout_calls(net, example_input, training):
-        rates[name] = max(rate, rates.get(name, 0.0))
-    return rates
+    calls = sorted(_dropout_calls(net, example_input, training))
+    return {name: rate for name, _, rate in calls}  # the largest of a module comes last
 
 
 def find_unswitched_dropout(net: nn.Module, x: Any) -> list[str]:

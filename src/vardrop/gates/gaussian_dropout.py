@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -52,18 +52,16 @@ class GaussianDropout(FeatureNoise):
     prior: LogUniform | None = None
     kl_scale: float = 1.0
     granularity: Granularity = "element"
+    positive: ClassVar[tuple[str, ...]] = ("alpha", "max_alpha")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("alpha", self.alpha, above=0)
         check_number("kl_scale", self.kl_scale, at_least=0)
         if self.granularity == "example" and self.per == "unit":
             raise VardropError(
                 "Expected `per` to be 'layer' where one draw serves a whole example, "
                 "but got 'unit'."
             )
-        if self.max_alpha is not None:
-            check_number("max_alpha", self.max_alpha, above=0)
         bound = math.inf if self.max_alpha is None else self.max_alpha
         if self.alpha > bound:
             raise VardropError(

@@ -51,13 +51,12 @@ class HardConcrete(FeatureNoise):
     temperature: float = 2 / 3
     low: float = -0.1
     high: float = 1.1
+    positive: ClassVar[tuple[str, ...]] = ("penalty", "temperature")
     counts_weights: ClassVar[bool] = True  # the penalty is on the expected number of weights
     sides: ClassVar[tuple[Side, Side]] = ("input", "output")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("penalty", "temperature"):
-            check_number(name, getattr(self, name), above=0)
         remedy = "It is where the learned gates start."
         check_number("drop_rate", self.drop_rate, above=0, below=1, remedy=remedy)
         if not (self.low < 0 and self.high > 1):

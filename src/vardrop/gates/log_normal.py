@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
 from vardrop.functional import clamp_with_gradient, truncated_log_normal, uniform
 from vardrop.gates.base import FeatureNoise, Side, along
@@ -45,11 +44,11 @@ class LogNormal(FeatureNoise):
     low: float = -20.0
     high: float = 0.0
     threshold: float = 1.0
+    positive: ClassVar[tuple[str, ...]] = ("threshold",)
     sides: ClassVar[tuple[Side, Side]] = ("input", "output")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("threshold", self.threshold, above=0)
         if not self.low < self.high:
             raise VardropError(f"Expected `low` < `high`, but got {self.low} and {self.high}.")
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vardrop._core.checks import check_number
 from vardrop.functional import bernoulli_entropy, bernoulli_kl, concrete_logit, uniform
 from vardrop.heads.base import Branches, ClassRule, HeadParts, is_target, masked_nll, per_example
 
@@ -39,10 +38,7 @@ class DropMaxRule(ClassRule):
     temperature: float = 0.1
     inference: Literal["q", "p"] = "q"
     branches: ClassVar[tuple[str, ...]] = ("retain", "correction")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("temperature", self.temperature, above=0)
+    positive: ClassVar[tuple[str, ...]] = ("temperature",)
 
     def _log_mask(self, logit: Tensor) -> Tensor:
         noise = uniform(logit.shape, logit)

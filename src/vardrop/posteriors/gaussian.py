@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
 from vardrop.functional import clamp_with_gradient, log_square, to_float32_or_wider
 from vardrop.posteriors.base import (
@@ -46,12 +45,11 @@ class AdditiveGaussian(Posterior):
     log_sigma2: float = -10.0
     train_clip: float | None = None
     zero_mean: ClassVar[bool] = False  # a constant, because every product asks for it
+    positive: ClassVar[tuple[str, ...]] = ("train_clip",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_log_variance("log_sigma2", self.log_sigma2)
-        if self.train_clip is not None:
-            check_number("train_clip", self.train_clip, above=0)
 
     def training_mean(self, weight: Tensor, tensors: Tensors, variance: Tensor | None) -> Tensor:
         """The weight, and zero if its log alpha is at least `train_clip`."""
@@ -111,17 +109,15 @@ class MultiplicativeGaussian(Posterior):
     per: Sharing = "weight"
     learned: bool = True
     max_alpha: float | None = None
+    positive: ClassVar[tuple[str, ...]] = ("alpha", "max_alpha")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("alpha", self.alpha, above=0)
-        if self.max_alpha is not None:
-            check_number("max_alpha", self.max_alpha, above=0)
-            if self.alpha > self.max_alpha:
-                raise VardropError(
-                    f"Expected `alpha` to be at most `max_alpha` = {self.max_alpha}, "
-                    f"but got {self.alpha}."
-                )
+        if self.max_alpha is not None and self.alpha > self.max_alpha:
+            raise VardropError(
+                f"Expected `alpha` to be at most `max_alpha` = {self.max_alpha}, "
+                f"but got {self.alpha}."
+            )
 
     @property
     def gaussian(self) -> bool:
