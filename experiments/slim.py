@@ -186,10 +186,12 @@ class Seed:
         self._said(name)
         return found
 
-    def trained(self, net: nn.Module, fit: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    def trained(
+        self, net: nn.Module, fit: Callable[[nn.Module], nn.Module], name: str = "trained"
+    ) -> nn.Module:
         """The net that all others start from."""
         folder = self.watch.directory
-        path = None if folder is None else folder / "trained" / CHECKPOINT
+        path = None if folder is None else folder / name / CHECKPOINT
         if path is not None and path.is_file():
             self.done += 1
             net.load_state_dict(read_tensors(path)[0])
@@ -198,7 +200,7 @@ class Seed:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_tensors(path, net.state_dict())
-        self._said("trained")
+        self._said(name)
         return net.eval()
 
 

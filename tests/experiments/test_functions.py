@@ -46,6 +46,7 @@ TINY = {
     "compare_estimators": {"model": "lstm", "rates": [0.01], "examples": 60, "validated": 20, "tested": 20, "epochs": 1, "samples": 2},
     "tuned_digits": {"epochs": 2, "samples": 2, "examples": 60, "validated": 20, "tested": 20, "members": 2, "strengths": [2], "angles": [90]},
     "slim_against_simple": {"examples": 80, "validated": 40, "dense_epochs": 1, "epochs": 2, "narrow_epochs": 2, "rates": [0.01], "fractions": [0.5]},
+    "slim_cnns": {"kinds": ["U-Net"], "timed": ["MobileNet"], "examples": 80, "validated": 40, "dense_epochs": 1, "epochs": 2, "fractions": [0.5], "runtimes": ["torch"]},
     "compare_packing": {"epochs": 2, "examples": 60, "validation": 40, "thresholds": [3.0], "keeps": [0.1], "tolerances": [1.0], "limits": [90.0]},
     "tuned_heads": {"per_class": 3, "validated": 20, "epochs": 1, "rows": ["label smoothing", "DropMax"]},
     "line_fits": {"counts": [10, 40], "width": 8, "steps": 20, "draws": 3},

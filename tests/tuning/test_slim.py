@@ -249,6 +249,27 @@ def test_the_cut_is_proven_and_keeps_the_layout_of_the_weights():
     assert not Probes(net, (x[:1],)).equal(found.net)  # the probes tell nets apart
 
 
+def test_the_rate_rises_again_after_the_cut(monkeypatch):
+    phases, minimize = [], slim_module.minimize
+
+    def record(*arguments, schedule, **options):
+        rates = []
+        phases.append(rates)
+        note = lambda at: rates.append(schedule(at)[0]) or schedule(at)
+        return minimize(*arguments, schedule=note, **options)
+
+    monkeypatch.setattr(slim_module, "minimize", record)
+    net, data = case("batchnorm")
+    quick(net, data, macs=0.25, epochs=20, lr=1e-2)
+    with_gates, after = phases
+    assert len(with_gates) + len(after) == 160
+    assert with_gates == sorted(with_gates)
+    assert after[0] < 0.1 * max(after)
+    assert max(after) == pytest.approx(1e-2, rel=0.02)
+    assert after.index(max(after)) < len(after) / 5
+    assert after[-1] < 1e-5
+
+
 # ---- what users bring
 
 

@@ -1,8 +1,9 @@
 """Slim a trained model: gates find the units to remove for a budget, then the rest is trained.
 
 The gates of `compression.unit_gates` are trained with the weights, under a price on the expected
-cost that rises until the budget holds. Then the units with the lowest gates are removed at once,
-and the same cycle of the learning rate continues with the plain small model.
+cost that rises until the budget holds, while the learning rate rises to its peak. Then the units
+with the lowest gates are removed at once. The plain small model has its own cycle of the learning
+rate with a short rise: without it, the first steps of Adam undo a part of the training.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import copy
 import dataclasses
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from vardrop._core.calls import (
     LabelledData,
@@ -41,15 +43,14 @@ from vardrop.tuning.fine_tune import Loss
 from vardrop.tuning.minimize import Callback, Position, ShowProgress, minimize
 from vardrop.tuning.slim_report import RUNTIMES, Cost, Slimmed
 
-_GATE_STEPS, _MOST_GATE_STEPS = 0.15, 0.4  # fraction of the steps with gates: per halving, at most
+_GATE_STEPS, _MOST_GATE_STEPS = 0.1, 0.3  # fraction of the steps with gates: per halving, at most
 _ANNEALED = 0.7  # fraction of those in which the budget tightens
 _RHO, _DUAL_LR = 20.0, 0.5  # of the quadratic penalty, and of the steps of the multiplier
 _GATE_LR, _REACH = 0.05, 6.0  # the lowest learning rate of gates; how far they have to move
 _STEPS = 1000  # by default five epochs, and more until there are so many steps
 _TIMED_ROWS = 64  # rows of the batch that is timed
-_WARMUP, _FIRST = 0.3, 0.04  # of the learning rate: fraction of the steps that it rises, its start
+_WARMUP, _FIRST = 0.1, 0.04  # of the learning rate: fraction of the steps that it rises, its start
 _BATCHNORM_BATCHES = 50
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _TRIES = 5  # models that are timed to relate the latency to the MACs
 _MULTIPLES, _USED = (16, 8, 4, 2, 1), 0.9  # of units; the least fraction of the budget in use
 _LADDER, _MILD = (0.5, 0.25, 0.12, 0.06), (0.7, 0.85)  # fractions of the MACs that `max_drop` tries
@@ -84,7 +85,7 @@ def slim(
 
     where E cost follows from P(z > 0), the goal falls to the budget, and lambda rises while it is
     missed. Then the units with the smallest log alpha are removed, so that the budget holds
-    exactly, and the plain small model is trained for the rest of the cycle.
+    exactly, and the plain small model is trained for the rest of the steps.
 
     Expect MACs and bytes as requested, a latency that falls less than the MACs (small layers are
     bound by memory), and at half of the MACs about the score of the given model trained equally
@@ -102,7 +103,7 @@ def slim(
             data: of accuracy, so that 0.002 is 0.2 points; the relative increase of the RMSE; or
             the increase of a custom `loss`. Trains several models.
         epochs: passes over `train`; by default five, or as many as make 1000 steps.
-        lr: the highest learning rate (Adam, one cycle). Use the one of your training.
+        lr: the highest learning rate of Adam. Use the one of your training.
         loss: `loss(output, target)`, such as a likelihood; by default the cross entropy for integer
             targets, the squared error for others. It should be of order one.
         multiple: layers keep multiples of this many units, if they have as many. Registers hold 8
@@ -138,22 +139,19 @@ def slim(
     "Controlled sparsity via constrained optimization".
     """
     kind, limit = _choose_budget(macs=macs, latency=latency, bytes=bytes, max_drop=max_drop)
-    if epochs is not None:
-        check_integer("epochs", epochs)
+    for name, number in (("epochs", epochs), ("multiple", multiple)):
+        if number is not None:
+            check_integer(name, number)
     check_number("lr", lr, above=0)
-    if multiple is not None:
-        check_integer("multiple", multiple)
     check_integer("seed", seed, at_least=0)
     check_choice("runtime", runtime, RUNTIMES)
-    for name in runtimes:
-        check_choice("runtimes", name, RUNTIMES)
+    for other in runtimes:
+        check_choice("runtimes", other, RUNTIMES)
     probes.check_plain(net)
     slimming = _Slimming(net, data, validation, epochs, lr, loss, multiple, seed, runtime, progress)
     with torch.inference_mode(mode=False), preserve_rng(slimming.device, seed):
-        if kind == "max_drop":
-            small = slimming.find_smallest(limit)
-        else:
-            small = slimming.train_to(kind, limit)
+        is_drop = kind == "max_drop"
+        small = slimming.find_smallest(limit) if is_drop else slimming.train_to(kind, limit)
         timed = ("torch", *((runtime,) if kind == "latency" else ()), *runtimes)
         return slimming.report(small, kind, limit, tuple(dict.fromkeys(timed)))
 
@@ -243,9 +241,9 @@ class _Slimming:
         self.timed = map_tensors(lambda t: t[:_TIMED_ROWS].clone() if t.dim() else t, first)
         self.example = probes.first_rows(self.timed)
         probes.check_runs(self.net, self.example)
-        epoch_steps = self.source.steps or sum(1 for _ in self.source.batches(self.generator))
-        self.epoch_steps = epoch_steps
-        self.num_epochs = self.epochs or max(5, math.ceil(_STEPS / epoch_steps))
+        counted = self.source.steps or sum(1 for _ in self.source.batches(self.generator))
+        self.num_epochs = self.epochs or max(5, math.ceil(_STEPS / counted))
+        self.epoch_steps, self.steps = counted, self.num_epochs * counted
         self.score = slim_report.make_score(self.net, self.validation, self.loss)
         self.before = self.measure(self.net)
 
@@ -257,24 +255,29 @@ class _Slimming:
         """A model within a budget, trained to the end."""
         net = decompose_layers(copy.deepcopy(self.net))
         gates = UnitGates(net, self.example)
-        multiple, goal = self._choose_widths(net, gates, kind, limit)
         quantity: Quantity = "bytes" if kind == "bytes" else "macs"
-        steps = self.num_epochs * self.epoch_steps
+
+        def cost(mask: Tensor) -> float:
+            return float(gates.cost(mask, quantity))
+
+        measure = partial(self._time, net, gates) if kind == "latency" else cost
+        wide = [m for m in _MULTIPLES if cost(gates.evenly(0, m)) <= limit / 2]
+        multiples = [self.multiple] if self.multiple else wide or [1]
+        narrow = self._narrow(gates, kind, limit, multiples, measure)
+        goal = cost(narrow) if kind == "latency" else limit
         fraction = min(_MOST_GATE_STEPS, _GATE_STEPS * max(1.0, -math.log2(max(goal, 1e-3))))
-        gate_steps = min(max(1, round(fraction * steps)), max(1, steps - 1))
-
-        def fits(mask: Tensor) -> bool:
-            if kind == "latency":
-                return self._time(net, gates, mask) <= limit
-            return float(gates.cost(mask, quantity)) <= limit
-
-        with ShowProgress(f"slim ({kind}={limit:g})", steps, self.progress) as line:
+        gate_steps = min(max(1, round(fraction * self.steps)), max(1, self.steps - 1))
+        with ShowProgress(f"slim ({kind}={limit:g})", self.steps, self.progress) as line:
             with gates.acting(net):
                 price = _Price(gates, quantity, goal, gate_steps)
                 at = self._minimize(net, line, Position(), price)
-            small, plan = self._cut(net, gates, gates.choose(fits, multiple))
+            for multiple in multiples[:1] if kind == "latency" else multiples:
+                mask = gates.choose(lambda mask: measure(mask) <= limit, multiple)
+                if cost(mask) >= _USED * goal:
+                    break
+            small, plan = self._cut(net, gates, mask)
             self._minimize(small, line, at)
-        norms = [m for m in small.modules() if isinstance(m, _NORMS) and m.track_running_stats]
+        norms = [m for m in small.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
         if norms and len(self.example) == 1:  # measure the statistics for the final weights
             some = islice(self.source.batches(self.generator), _BATCHNORM_BATCHES)
             reestimate_batchnorm(small, (probes.to_arguments(batch.x)[0] for batch in some))
@@ -299,25 +302,32 @@ class _Slimming:
                 self._epoch = self.source.batches(self.generator)
             return self._epoch
 
+        done = start.epoch * self.epoch_steps + start.step
+        steps = self.steps - done if price is None else price.steps
+        warmup = _WARMUP if price is None else 1.0  # with gates the rate rises all the time
+
+        def schedule(at: Position) -> tuple[float, float]:
+            step = at.epoch * self.epoch_steps + at.step - done
+            rate = self._rate(step / max(1, steps), warmup)
+            return rate, 0.0 if price is None else price.gate_lr
+
         net.train()
         return minimize(
             loss,
             continue_epoch,
             torch.optim.Adam(groups),
             epochs=self.num_epochs,
-            schedule=lambda at: (self._rate(at), 0.0 if price is None else price.gate_lr),
+            schedule=schedule,
             callbacks=callbacks,
             start=start._replace(stopped=False),
         )
 
-    def _rate(self, at: Position) -> float:
-        """One cycle: up for the first three tenths of the steps, then down to zero."""
-        step = at.epoch * self.epoch_steps + at.step
-        done = min(1.0, step / (self.num_epochs * self.epoch_steps))  # epochs may differ in length
-        if done < _WARMUP:
-            rise = (1 - math.cos(math.pi * done / _WARMUP)) / 2
-            return self.lr * (_FIRST + (1 - _FIRST) * rise)
-        return self.lr * (1 + math.cos(math.pi * (done - _WARMUP) / (1 - _WARMUP))) / 2
+    def _rate(self, done: float, warmup: float) -> float:
+        """One cycle: up for a fraction of the steps, then down to zero."""
+        done = min(1.0, done)  # epochs of a stream may differ in length
+        if done < warmup:
+            return self.lr * (_FIRST + (1 - _FIRST) * (1 - math.cos(math.pi * done / warmup)) / 2)
+        return self.lr * (1 + math.cos(math.pi * (done - warmup) / max(1 - warmup, 1e-9))) / 2
 
     def _time(self, net: nn.Module, gates: UnitGates, mask: Tensor) -> float:
         """The measured time of a cut model, as a fraction of the time of the given model."""
@@ -325,40 +335,28 @@ class _Slimming:
         seconds = slim_report.latencies(nets, self.timed, (self.runtime,))[self.runtime]
         return seconds["after"] / seconds["before"]
 
-    def _choose_widths(
-        self, net: nn.Module, gates: UnitGates, kind: str, limit: float
-    ) -> tuple[int, float]:
-        """The multiple of units that layers keep, and the fraction of the MACs or bytes to reach.
-
-        For a latency it is the fraction at which an evenly narrowed model is fast enough.
-        """
-
-        quantity: Quantity = "bytes" if kind == "bytes" else "macs"
-
-        def cost(mask: Tensor) -> float:
-            return float(gates.cost(mask, quantity))
-
-        def is_fine(multiple: int) -> bool:  # enough widths to choose from, and to use the budget
-            widest = gates.choose(lambda mask: cost(mask) <= limit, multiple)
-            least = cost(gates.evenly(0, multiple))
-            return least <= limit / 2 and cost(widest) >= _USED * limit
-
-        measure = partial(self._time, net, gates) if kind == "latency" else cost
-        multiple = self.multiple or next(filter(is_fine, _MULTIPLES), 1)
-        if (least := measure(gates.evenly(0, multiple))) > limit:
+    def _narrow(
+        self,
+        gates: UnitGates,
+        kind: str,
+        limit: float,
+        multiples: Sequence[int],
+        measure: Callable[[Tensor], float],
+    ) -> Tensor:
+        """A mask of evenly narrowed layers that meets a latency. Other budgets are only checked."""
+        mask = gates.evenly(0, multiples[-1])
+        if (least := measure(mask)) > limit:
             raise VardropError(
                 f"Expected `{kind}` to be at least {math.ceil(1000 * least) / 1000:g}, the cost of "
-                f"the narrowest model with multiples of {multiple} units, but got {limit:g}. Ask "
-                "for a larger fraction, or slim a model with wider or fewer layers."
+                f"the narrowest model with multiples of {multiples[-1]} units, but got {limit:g}. "
+                "Ask for a larger fraction, or slim a model with wider or fewer layers."
             )
-        if kind != "latency":
-            return multiple, limit
         low, high = 0.0, 1.0
-        for _ in range(_TRIES):
+        for _ in range(_TRIES if kind == "latency" else 0):
             middle = (low + high) / 2
-            is_fast = measure(gates.evenly(middle, multiple)) <= limit
+            is_fast = measure(gates.evenly(middle, multiples[0])) <= limit
             low, high = (middle, high) if is_fast else (low, middle)
-        return multiple, cost(gates.evenly(low, multiple))
+        return gates.evenly(low, multiples[0])
 
     def _cut(self, net: nn.Module, gates: UnitGates, mask: Tensor) -> Shrunk:
         """The plain model with the means of the gates in the mask, without the other units."""

@@ -150,10 +150,10 @@ class Slimmed:
                 [f"ms in {runtime}, {self.rows} rows", *times, f"{self.left(runtime):.2f}"]
             )
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        for row in table:
-            cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-            row[:] = [row[0].ljust(widths[0]), *cells[1:]]
-        lines = ["  ".join(row).rstrip() for row in table]
+        lines = [
+            "  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]).rstrip()
+            for name, *cells in table
+        ]
         return "\n".join([*lines, *self.notes, self.plan.proof])
 
 
