@@ -14,8 +14,10 @@ A strategy is made once per predictor. `draws(x, samples)` yields blocks of outp
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain, islice, repeat
 from typing import Protocol
 
 import torch
@@ -35,9 +37,8 @@ from vardrop.prediction.eval_copy import (
     use_call_generator,
 )
 from vardrop.prediction.functions import FunctionSampler, function_seeds
-from vardrop.prediction.rows import split_evenly
 
-_STACK = 8  # draws of a loop that are reduced together
+_STACK = 8  # draws that are reduced together
 
 
 class DrawStrategy(Protocol):
@@ -53,8 +54,24 @@ class DrawStrategy(Protocol):
         """Describe how inputs like x are run, for `Predictor.plan`."""
 
 
-class LoopDraws:
-    """One forward pass per draw.
+class PassDraws(ABC):
+    """One pass per draw, of all examples together, because they may depend on each other."""
+
+    @abstractmethod
+    def passes(self, x: Batch, samples: int) -> Iterator[Tensor]:
+        """Yield the output (N, ...) of every draw."""
+
+    def max_examples(self, x: Batch, samples: int) -> int:
+        return num_examples(x)
+
+    def draws(self, x: Batch, samples: int) -> Iterator[Tensor]:
+        passes = self.passes(x, samples)
+        while outputs := list(islice(passes, _STACK)):
+            yield torch.stack(outputs)
+
+
+class LoopDraws(PassDraws):
+    """Passes of a model with its noise on.
 
     Args:
         net: the model, in evaluation mode, with its noise on or off.
@@ -88,16 +105,13 @@ class LoopDraws:
             f"one pass per draw, because {self.reason}" if self.noise else "one pass of the means"
         )
 
-    def max_examples(self, x: Batch, samples: int) -> int:
-        return num_examples(x)  # examples may depend on each other
-
-    def draws(self, x: Batch, samples: int) -> Iterator[Tensor]:
+    def passes(self, x: Batch, samples: int) -> Iterator[Tensor]:
         with self.switch(), use_call_generator(self.net):
-            for size in split_evenly(samples if self.noise else 1, _STACK):
-                yield torch.stack([self.run(clone_batch(x)) for _ in range(size)])
+            for _ in range(samples if self.noise else 1):
+                yield self.run(clone_batch(x))
 
 
-class FunctionDraws:
+class FunctionDraws(PassDraws):
     """Whole functions: draw k has the same weights and masks for all examples of all batches."""
 
     def __init__(self, net: nn.Module, pick: Pick) -> None:
@@ -107,26 +121,19 @@ class FunctionDraws:
     def describe(self, x: Batch) -> str:
         return "whole functions, one set of weights per draw"
 
-    def max_examples(self, x: Batch, samples: int) -> int:
-        return num_examples(x)
-
-    def draws(self, x: Batch, samples: int) -> Iterator[Tensor]:
+    def passes(self, x: Batch, samples: int) -> Iterator[Tensor]:
         if not hasattr(self._thread, "sampler"):
             self._thread.sampler = FunctionSampler(self.net)
         sampler = self._thread.sampler
         values = sampler.prepare(x)
-        seeds = function_seeds(noise_source().seed or 0, samples)
-        for start in range(0, samples, _STACK):
-            outputs = (self._draw(sampler, values, seed) for seed in seeds[start : start + _STACK])
-            yield torch.stack(list(outputs))
-
-    def _draw(self, sampler: FunctionSampler, values: Batch, seed: int) -> Tensor:
-        with draw_from(GeneratorNoise(seed)), use_call_generator(sampler.net):
-            sampler.redraw()
-            return self.pick(sampler(values))
+        for seed in function_seeds(noise_source().seed or 0, samples):
+            with draw_from(GeneratorNoise(seed)), use_call_generator(sampler.net):
+                sampler.redraw()
+                output = self.pick(sampler(values))
+            yield output
 
 
-class MemberDraws:
+class MemberDraws(PassDraws):
     """The outputs of several models: as many draws of each member, so that they weigh the same.
 
     Args:
@@ -146,16 +153,9 @@ class MemberDraws:
     def describe(self, x: Batch) -> str:
         return f"{len(self.members)} members"
 
-    def max_examples(self, x: Batch, samples: int) -> int:
-        return num_examples(x)
-
-    def draws(self, x: Batch, samples: int) -> Iterator[Tensor]:
-        for start in range(0, len(self.members), _STACK):
-            blocks = []
-            for member in self.members[start : start + _STACK]:
-                if isinstance(member, nn.Module):
-                    y = self.pick(call_net(member, clone_batch(x)))
-                    blocks.append(y.unsqueeze(0).expand(self.each, *y.shape))
-                else:
-                    blocks += list(member(x).draws(x, self.each))
-            yield torch.cat(blocks)
+    def passes(self, x: Batch, samples: int) -> Iterator[Tensor]:
+        for member in self.members:
+            if isinstance(member, nn.Module):
+                yield from repeat(self.pick(call_net(member, clone_batch(x))), self.each)
+            else:
+                yield from chain.from_iterable(member(x).draws(x, self.each))
