@@ -46,6 +46,28 @@ def test_draws_as_trained_are_those_of_a_loop_over_the_model(name, count):
     assert_same_moments(found, expected, 5)
 
 
+FLATTENINGS = {  # which ask the input for the number of examples, or the output
+    "size of the input": lambda x, y: y.view(x.size(0), -1),
+    "shape of the input": lambda x, y: y.reshape(x.shape[0], -1),
+    "size of the output": lambda x, y: y.view(y.size(0), -1),
+    "len, a constant in the trace": lambda x, y: y.reshape(len(x), -1),
+}
+
+
+@pytest.mark.parametrize("name", FLATTENINGS)
+def test_code_may_flatten_as_it_likes_after_batchnorm(name):
+    layers = {"conv": nn.Conv2d(1, 4, 3), "norm": nn.BatchNorm2d(4), "head": nn.Linear(64, 3)}
+    net = Parts(lambda net, x: net.head(FLATTENINGS[name](x, net.norm(net.conv(x)))), **layers)
+    for tensor in (net.norm.running_mean, net.norm.weight.data, net.norm.bias.data):
+        tensor.normal_(generator=torch.Generator().manual_seed(3))
+    net.norm.running_var.fill_(2.5)
+    vd.convert(net, vd.sparse_vd(log_sigma2=-30.0)).eval()
+    x = torch.randn(200, 1, 6, 6)
+    predictor = vd.Predictor(net, 4, likelihood=vd.Values())
+    torch.testing.assert_close(predictor(x).mean, net(x).detach(), rtol=1e-3, atol=1e-3)
+    assert predictor.plan(x).endswith("is shared") != name.startswith("len")
+
+
 @COUNTS
 @pytest.mark.parametrize("name", MODELS)
 def test_functions_are_draws_of_the_posterior(name, count):

@@ -68,7 +68,8 @@ class Split(NamedTuple):
     """The two parts of a model.
 
     `prefix(x)` returns the values that the second part needs; `suffix(draws, *values)` returns what
-    the model returns, for draws * N examples. Some of the values have examples along axis 0.
+    the model returns, for draws * N examples. Some of the values have examples along axis 0, or are
+    the number of examples.
     """
 
     prefix: Callable[[Batch], Sequence[Any]]
@@ -154,10 +155,13 @@ class RowDraws:
             for size in split_evenly(samples, self.most):
                 blocks = []
                 for start in range(0, count, block):
+                    stop = min(start + block, count)
                     part = [
-                        slice_batch(value, start, start + block) if flag else value
+                        value if not flag
+                        else stop - start if isinstance(value, int)
+                        else slice_batch(value, start, stop)
                         for value, flag in zip(values, plan.split.has_examples, strict=True)
-                    ]
+                    ]  # fmt: skip
                     most = max(1, block // min(block, count - start))
                     outputs = [
                         self.pick(plan.split.suffix(draws, *part)).unflatten(0, (draws, -1))
@@ -204,9 +208,6 @@ def make_plan(net: nn.Module, x: Batch, pick: Pick, memory: int) -> RowPlan:
     if note == BRANCHES:  # a branch for one draw may be another one for all of them
         raise NotRowwiseError(note)
     if parts is None:
-        net = clone_modules(net)
-        for layer in named_modules_of(net, GaussianLayer).values():
-            layer.use_fast_layout()
         parts = Split(
             lambda x: (x,), lambda draws, x: call_net(net, repeat_rows(x, draws)), (True,)
         )
@@ -403,6 +404,8 @@ def _build_suffix(
     for node in graph.nodes:
         if node in marked and node not in copies:
             copies[node] = suffix.node_copy(node, copies.__getitem__)
+            if node.op == "call_method" and node.target == "view":
+                copies[node].target = "reshape"  # the layout of a layer's output may be another
     return suffix
 
 
@@ -419,7 +422,8 @@ def _find_examples(
     with RandomOpMode(raise_on_draw):
         runs = [prefix(clone_batch(x)) for x in batches]
     for few, many in zip(*runs, strict=True):
-        if isinstance(few, Tensor) and (few.shape[:1], many.shape[:1]) == ((2,), (3,)):
+        rows = isinstance(few, Tensor) and (few.shape[:1], many.shape[:1]) == ((2,), (3,))
+        if rows or (isinstance(few, int) and (few, many) == (2, 3)):
             flags.append(True)
         elif few.shape == many.shape if isinstance(few, Tensor) else few == many:
             flags.append(False)
@@ -429,12 +433,14 @@ def _find_examples(
 
 
 def repeat_rows(x: Any, draws: int) -> Any:
-    """Repeat the examples of a batch for every draw.
+    """Repeat the examples of a batch for every draw; of their number, compute the multiple.
 
     The result is a new tensor, because code after it may write into it.
     """
     if draws == 1:
         return map_tensors(Tensor.clone, x)  # keeps the memory layout, which repeat does not
+    if isinstance(x, int | torch.SymInt):
+        return x * draws
     return map_tensors(lambda t: t.repeat(draws, *(1,) * (t.dim() - 1)) if t.dim() else t, x)
 
 
