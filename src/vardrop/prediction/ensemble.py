@@ -48,14 +48,14 @@ class Ensemble(Predictor):
         super().__init__(nn.ModuleList(members), self.each * len(members), **options)
 
     def _make_strategy(self) -> DrawStrategy:
-        members = [self._make_member(member) for member in self._model.children()]
+        members: list[nn.Module | Callable[[Batch], DrawStrategy]] = []
+        for member in self._model.children():
+            if _has_noise(member):
+                predictor = Predictor(member, self.each, memory=self.memory, output=self.pick)
+                members.append(predictor.strategy_for)
+            else:
+                members.append(make_eval_copy(member, noise=False))
         return MemberDraws(members, self.pick, self.each)
-
-    def _make_member(self, member: nn.Module) -> nn.Module | Callable[[Batch], DrawStrategy]:
-        if not _has_noise(member):
-            return make_eval_copy(member, noise=False)
-        predictor = Predictor(member, self.each, memory=self.memory, output=self.pick)
-        return predictor.strategy_for
 
 
 def _has_noise(model: nn.Module) -> bool:

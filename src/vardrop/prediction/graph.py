@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Literal
 
@@ -67,7 +67,12 @@ class Graph(nn.Module):
             self.model = nn.ModuleList(p for p in self.plan.split if isinstance(p, nn.Module))
             self.takes_noise = takes_noise and self.plan.noise is not None
         elif isinstance(strategy, MemberDraws):
-            self.model = nn.ModuleList(_check_members(strategy))
+            if not all(isinstance(member, nn.Module) for member in strategy.members):
+                raise VardropError(
+                    "Export of an ensemble is not supported for noisy members. Pass drawn "
+                    "functions as members: vardrop.draws(model, samples)."
+                )
+            self.model = nn.ModuleList(strategy.members)  # type: ignore[arg-type]
         elif isinstance(strategy, LoopDraws):
             self.model = nn.ModuleList([strategy.net])
         elif isinstance(strategy, MomentDraws):
@@ -96,7 +101,8 @@ class Graph(nn.Module):
 
     def arguments(self, x: GraphInput) -> tuple[Tensor, ...]:
         """An example of the graph's inputs."""
-        return (*to_tensors(x), *([self.noise_like(x)] if self.takes_noise else []))
+        inputs = (x,) if isinstance(x, Tensor) else x.values() if isinstance(x, Mapping) else x
+        return (*inputs, *([self.noise_like(x)] if self.takes_noise else []))
 
     def noise_like(self, x: GraphInput) -> Tensor:
         """Standard normal noise for a batch, (samples, N, F)."""
@@ -118,12 +124,12 @@ class Graph(nn.Module):
             output = self.strategy.propagate(x)
             draws = torch.addcmul(output.mean, output.variance.sqrt(), self.normal)
         elif isinstance(self.strategy, MemberDraws | LoopDraws):
-            with PlainAttention(), draw_from(TensorNoise(_draw_normal)):
+            with PlainAttention(), draw_from(TensorNoise(torch.randn)):
                 draws = torch.cat(list(self.strategy.draws(x, self.predictor.samples)))
         else:
             with PlainAttention():
                 draws = self._draw_rows(x, args[0], noise)
-        p = self.predictor.reduce(draws, output)
+        p = self.predictor.reduce([draws], None, output)
         tensors = self.predictor.select_outputs(p, self.output_names)
         pairs = zip(self.output_names, tensors, strict=True)
         return tuple(self._to_units(name, tensor) for name, tensor in pairs)
@@ -138,7 +144,7 @@ class Graph(nn.Module):
     def _draw_rows(self, x: GraphInput, first: Tensor, noise: Tensor | None) -> Tensor:
         """Outputs of all draws as further examples of one pass, (samples, N, ...)."""
         assert isinstance(self.strategy, RowDraws)
-        take = _draw_normal
+        take: Callable[[tuple[int, ...]], Tensor] = torch.randn
         if self.plan.noise is not None:
             noise = torch.randn(self._noise_shape(first)) if noise is None else noise
             take = _Slices(noise.flatten(0, 1))
@@ -146,11 +152,6 @@ class Graph(nn.Module):
             values = self.plan.split.prefix(x)
             y = self.strategy.pick(self.plan.split.suffix(self.predictor.samples, *values))
         return y.reshape(self.predictor.samples, first.shape[0], *y.shape[1:])
-
-
-def _draw_normal(shape: Sequence[int]) -> Tensor:
-    """Standard normal noise that the runtime draws."""
-    return torch.randn(tuple(shape))
 
 
 class _Slices:
@@ -164,18 +165,3 @@ class _Slices:
         piece = self.noise.narrow(1, self.start, width)
         self.start += width
         return piece.reshape(-1, *shape[1:])
-
-
-def _check_members(strategy: MemberDraws) -> list[nn.Module]:
-    for member in strategy.members:
-        if not isinstance(member, nn.Module):
-            raise VardropError(
-                "Export of an ensemble is not supported for noisy members. Pass drawn functions as "
-                "members: vardrop.draws(model, samples)."
-            )
-    return list(strategy.members)  # type: ignore[arg-type]
-
-
-def to_tensors(x: GraphInput) -> tuple[Tensor, ...]:
-    """The tensors of a batch in the order of the model's arguments."""
-    return tuple(x.values()) if isinstance(x, Mapping) else x if isinstance(x, tuple) else (x,)

@@ -178,7 +178,12 @@ def freeze(
     check_integer("samples", samples, remedy="To predict, call the result: freeze(net)(x).")
     check_choice("mode", mode, ("sample", "moments"))
     model, meaning = resolve_likelihood(net, likelihood)
-    _check_evaluating(model)
+    for name, module in model.named_modules():
+        if module.training:  # its statistics and weights still change
+            raise VardropError(
+                f"Expected `net` in evaluation mode, but got '{name or '(net)'}' "
+                f"({type(module).__name__}) in training mode. Call net.eval() after training."
+            )
     fixed = copy.deepcopy(meaning.frozen_copy()).requires_grad_(False)
     predictor = Predictor(
         net, samples, mode=mode, draw=draw, likelihood=fixed, conformal=conformal, level=level,
@@ -186,13 +191,3 @@ def freeze(
     )  # fmt: skip
     predictor.replace_net(copy_tensors(model))
     return predictor
-
-
-def _check_evaluating(net: nn.Module) -> None:
-    """Raise an error for a model in training mode, whose statistics and weights still change."""
-    for name, module in net.named_modules():
-        if module.training:
-            raise VardropError(
-                f"Expected `net` in evaluation mode, but got '{name or '(net)'}' "
-                f"({type(module).__name__}) in training mode. Call net.eval() after training."
-            )

@@ -403,8 +403,8 @@ class Summary:
 
     def is_settled(self, tolerance: float | None) -> bool:
         """Whether the standard error of every mean probability (or value) is below a tolerance."""
-        if tolerance is None or self.location.count < _FEWEST:
-            return False
+        if tolerance is None or self.location.count < _FEWEST or torch.compiler.is_compiling():
+            return False  # a graph cannot branch on values
         return bool(self.standard_error.max() < tolerance)
 
     def prediction(self) -> Prediction:

@@ -222,11 +222,12 @@ class Predictor(nn.Module):
         if self.batched and isinstance(x, Tensor | Mapping):
             total = num_examples(plain_batch(x))
         device = device_of(self.net)
-        inputs: Iterable[Batch] = [plain_batch(x)]  # type: ignore[arg-type]
-        if self.batched:
-            inputs = input_batches(device, x)
-        elif device is not None:
-            inputs = [map_tensors(lambda t: t.to(device), plain_batch(x))]  # type: ignore[arg-type]
+        inputs = input_batches(device, x)
+        if not self.batched:
+            one: Any = x
+            if device is not None:
+                one = map_tensors(lambda t: t.to(device), plain_batch(one))
+            inputs = iter([one])
         with ProgressLine("predict", total, progress) as line:
             for batch in inputs:
                 yield self._predict_batch(batch, seed, noise, line)
@@ -243,47 +244,45 @@ class Predictor(nn.Module):
                 parts = split_batch(x, size)
             predictions = []
             for part in parts:
-                predictions.append(self._predict_part(strategy, part))
-                line.advance(len(predictions[-1]))
+                output, blocks = None, strategy.draws(part, self.samples)
+                if isinstance(strategy, MomentDraws):
+                    output = strategy.propagate(part)
+                    blocks = iter([strategy.draw_output(output, self.samples)])
+                p = self.reduce(blocks, num_examples(part) if self.batched else None, output)
+                if self.units is not None:
+                    p = p.to_units(*self.units, self.unit_likelihood)
+                predictions.append(p)
+                line.advance(len(p))
         return concatenate(predictions)
 
-    def _predict_part(self, strategy: DrawStrategy, x: Batch) -> Prediction:
-        """Draw outputs until there are enough, and reduce them."""
-        count = num_examples(x) if self.batched else None
-        if isinstance(strategy, MomentDraws):
-            output = strategy.propagate(x)
-            p = self.reduce(strategy.draw_output(output, self.samples), output)
-        else:
-            keep = self.samples if self.keep is None else min(self.keep, self.samples)
-            summary = Summary(self.likelihood, keep)
-            for block in strategy.draws(x, self.samples):
-                if block.dim() < 2 or (self.batched and block.shape[1] != count):
-                    raise VardropError(
-                        f"Expected the output to have {count} rows as the input has, but got shape "
-                        f"{tuple(block.shape[1:])}."
-                    )
-                self.likelihood.check_outcomes(block.shape[1:])
-                summary.add(block)
-                if summary.is_settled(self.tolerance):
-                    break
-            p = summary.prediction()
-        return p if self.units is None else p.to_units(*self.units, self.unit_likelihood)
+    def reduce(
+        self, blocks: Iterable[Tensor], count: int | None = None, output: Moments | None = None
+    ) -> Prediction:
+        """The prediction of standardized targets from blocks of draws (S, N, ...).
 
-    def reduce(self, draws: Tensor, output: Moments | None = None) -> Prediction:
-        """The prediction of standardized targets from all draws (S, N, ...).
-
-        With the `output` of moment propagation, the prediction has its mean and variance instead of
-        the sample moments of the draws.
+        It stops as soon as there are enough draws. With the `output` of moment propagation, the
+        prediction has its mean and variance instead of the sample moments of the draws.
 
         Args:
-            draws: the outputs of all draws, (S, N, ...).
+            blocks: outputs of the draws.
+            count: the number of examples, or None if the input is not split into examples.
             output: mean and variance of the output, by moment propagation.
 
         Returns:
             The prediction.
         """
-        summary = Summary(self.likelihood, len(draws) if self.keep is None else self.keep)
-        summary.add(draws)
+        keep = self.samples if self.keep is None else min(self.keep, self.samples)
+        summary = Summary(self.likelihood, keep)
+        for block in blocks:
+            if block.dim() < 2 or (count is not None and block.shape[1] != count):
+                raise VardropError(
+                    f"Expected the output to have {count} rows as the input has, but got shape "
+                    f"{tuple(block.shape[1:])}."
+                )
+            self.likelihood.check_outcomes(block.shape[1:])
+            summary.add(block)
+            if summary.is_settled(self.tolerance):
+                break
         p = summary.prediction()
         if output is not None:
             mean, variance = map(self.likelihood.locations, output)
