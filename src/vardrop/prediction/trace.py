@@ -40,19 +40,15 @@ def trace_model(net: nn.Module, x: Batch, leaves: Container[nn.Module] = ()) -> 
     when it is given proxies. Nothing outside this call changes, so that other threads may run
     models meanwhile, which `torch.fx.symbolic_trace` does not allow.
     """
-
-    def is_leaf(module: nn.Module) -> bool:
-        kind = type(module)
-        of_torch = kind.__module__.startswith("torch.nn") and kind is not nn.Sequential
-        return of_torch or is_stochastic(module) or not has_plain_forward(module)
-
     inputs = bind_inputs(net, x)
     recorder = _Recorder(net)
-    stubs = {
-        module: _LeafStub(module, name, recorder)
-        for name, module in net.named_modules()
-        if module in leaves or is_leaf(module)
-    }
+    stubs: dict[nn.Module, nn.Module] = {}
+    for name, module in net.named_modules():
+        kind = type(module)
+        of_torch = kind.__module__.startswith("torch.nn") and kind is not nn.Sequential
+        is_leaf = of_torch or is_stochastic(module) or not has_plain_forward(module)
+        if is_leaf or module in leaves:
+            stubs[module] = _LeafStub(module, name, recorder)
     noise = TensorNoise(torch.zeros)  # only sizes and types of the values matter
     with draw_from(GeneratorNoise(0)), draw_from(noise), RandomOpMode(recorder.draw):
         proxies = dict(inputs)
