@@ -26,7 +26,6 @@ from vardrop._core.files import read_tensors, with_checksum, write_tensors
 from vardrop.app.runs import fit, load_run
 from vardrop.app.runs.predictions import write_predictions
 from vardrop.app.runs.recorder import read_checkpoint
-from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.store import read_run
 from vardrop.compression import load, pack, save, unpack
 
@@ -59,7 +58,7 @@ def folder(tmp_path_factory):
     """One directory with a file of every format."""
     base = tmp_path_factory.mktemp("fuzz") / "deep" / "er"
     base.mkdir(parents=True)
-    settings = {"epochs": 2, "folds": 1, "beta": 0.1, "batch_size": 32, "callback": RunCallback()}
+    settings = {"epochs": 2, "folds": 1, "beta": 0.1, "batch_size": 32}
     fit(table(200), "dense-6", target="y", out=base / "run", compare=False, **settings)
     shutil.rmtree(base / "run" / "trials", ignore_errors=True)
     frame = table().drop(columns=["y", "street", "day"])
@@ -272,9 +271,7 @@ def test_a_link_in_the_place_of_a_file_is_read_but_never_written_through(folder,
 
 
 def test_images_in_npy_files_are_numbers_or_an_error(tmp_path):
-    run = fit(
-        "digits", "mlp50", out=tmp_path / "r", epochs=1, compare=False, callback=RunCallback()
-    )
+    run = fit("digits", "mlp50", out=tmp_path / "r", epochs=1, compare=False)
     np.save(tmp_path / "x.npy", run.data.test.x[:2].numpy())
     raw, generator = (tmp_path / "x.npy").read_bytes(), random.Random(1)
     for content in mutated_bytes(raw[:200], generator, 20):

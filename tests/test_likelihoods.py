@@ -248,8 +248,7 @@ def test_tokens_that_count_go_to_the_metrics() -> None:
     torch.testing.assert_close(vd.metrics.accuracy(probs, classes), hits)
     binary = vd.predict(net, x, samples=8, likelihood=vd.Bernoulli(), seed=0)
     with pytest.raises(
-        vd.VardropError,
-        match=r"Expected classes for `select_valid`, but got Bernoulli\(\)",
+        vd.VardropError, match=r"Expected classes for `select_valid`, but got Bernoulli\(\)"
     ):
         binary.select_valid(torch.ones(N, T, C))
 

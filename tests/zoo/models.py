@@ -90,7 +90,7 @@ PLAIN = {
     "graph network, own layers": Entry(
         partial(sequences.GraphNet, sequences.GraphLinear), graph, batched=False
     ),
-}  # fmt: skip
+}
 
 
 def hugging(name, pick=None):

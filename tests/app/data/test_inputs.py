@@ -11,9 +11,8 @@ from tests.refusals import assert_refused
 from vardrop.app.data import Roles, load_dataset, register_dataset
 from vardrop.app.data.splits import Part, fold_numbers, split_rows
 from vardrop.app.runs import fit, held_out, load_run, resume
-from vardrop.app.runs.run_callbacks import RunCallback
 
-QUIET = {"callback": RunCallback(), "epochs": 1, "batch_size": 16, "folds": 1, "compare": False}
+QUIET = {"epochs": 1, "batch_size": 16, "folds": 1, "compare": False}
 
 
 def frame(rows=60):
@@ -221,11 +220,10 @@ def test_a_run_on_arrays_predicts_and_goes_on_with_them(tmp_path):
     run = fit((x, y), out=tmp_path / "r", **QUIET)
     assert len(run.predict(x).mean) == 60
     assert torch.equal(load_run(tmp_path / "r").predict(x).mean, run.predict(x).mean)
-    with pytest.raises(vd.VardropError, match="passed in memory .* Pass `data`, as to `fit`"):
-        resume(tmp_path / "r", callback=RunCallback(), epochs=2)
-    assert len(resume(tmp_path / "r", callback=RunCallback(), data=(x, y), epochs=2).history) == 2
+    assert_refused("passed in memory .* Pass `data`, as to `fit`", resume, tmp_path / "r", epochs=2)
+    assert len(resume(tmp_path / "r", data=(x, y), epochs=2).history) == 2
     with pytest.raises(vd.VardropError, match="The checksum of the data of .* changed"):
-        resume(tmp_path / "r", callback=RunCallback(), data=(x, -y), epochs=3)
+        resume(tmp_path / "r", data=(x, -y), epochs=3)
 
 
 def test_parts_that_were_given_are_not_folded(tmp_path):

@@ -21,7 +21,6 @@ from vardrop.app.data.splits import Roles, split_rows
 from vardrop.app.data.tables import check_columns, check_frame
 from vardrop.app.runs import evaluate_rows, fit, load_run
 from vardrop.app.runs.models import build_net
-from vardrop.app.runs.run_callbacks import RunCallback
 
 
 def houses(n=60):
@@ -235,7 +234,7 @@ def test_options_say_how_cells_are_read(tmp_path, case):
         assert torch.allclose(found.train.x, read(tmp_path, lines()).train.x)
     path = tmp_path / "new.csv"
     path.write_text(content)
-    settings = {"epochs": 1, "folds": 1, "beta": 1.0, "compare": False, "callback": RunCallback()}
+    settings = {"epochs": 1, "folds": 1, "beta": 1.0, "compare": False}
     fit(path, target="price", out=tmp_path / "r", **settings, **options)
     run = load_run(tmp_path / "r")
     assert run.read_file(path)["price"].tolist() == [3 * i + 0.25 for i in range(ROWS)]
@@ -374,7 +373,7 @@ def test_texts_stay_texts_in_files_that_hold_only_numbers(tmp_path):
     path.write_text(with_column("code", code))
     new = tmp_path / "new.csv"
     new.write_text("size,town,code,price\n1.5,Ulm,01,3\n2.5,Ulm,01,4\n")
-    settings = {"epochs": 1, "folds": 1, "beta": 1.0, "compare": False, "callback": RunCallback()}
+    settings = {"epochs": 1, "folds": 1, "beta": 1.0, "compare": False}
     run = fit(path, target="price", out=tmp_path / "r", test=new, **settings)
     place = 3  # size, Bern, Ulm, 01, A7
     assert run.inputs(new)[:, place].tolist() == [1.0, 1.0]
@@ -394,7 +393,7 @@ def test_many_categories_get_embeddings_that_are_noisy(tmp_path):
     assert data.about.embeddings == {0: 1 + len(found.categories)}
     assert found.apply(pd.Series(["nowhere", None]), "new").flatten().tolist() == [0.0, 0.0]
     settings = {"epochs": 20, "batch_size": 32, "folds": 1, "beta": 0.1, "compare": False}
-    run = fit(table, target="price", out=tmp_path / "r", callback=RunCallback(), **settings)
+    run = fit(table, target="price", out=tmp_path / "r", **settings)
     assert run.results["metrics"]["rmse"] < 0.7 * float(level.std())
     tables = [m for m in run.net.modules() if isinstance(m, torch.nn.Embedding)]
     assert any(hasattr(m, "posterior") for m in tables)

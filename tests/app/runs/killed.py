@@ -17,7 +17,6 @@ import torch
 import torch._dynamo  # an optimizer's first step would import it in every life
 
 from vardrop.app.runs import fit, resume
-from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.recipes import sparse_vd
 
 SETTINGS = {"epochs": 10, "pretrain": 1, "batch_size": 16, "lr": 1e-2, "folds": 2}
@@ -27,10 +26,9 @@ def life(out, seconds):
     """Train from where the directory stands, to the end."""
     torch.set_num_threads(1)
     if (out / "config.json").is_file():
-        resume(out, callback=RunCallback())
+        resume(out)
     else:
-        fit("iris", "mlp", sparse_vd(), out=out, callback=RunCallback(), force=True,
-            checkpoint_seconds=seconds, **SETTINGS)  # fmt: skip
+        fit("iris", "mlp", sparse_vd(), out=out, force=True, checkpoint_seconds=seconds, **SETTINGS)
 
 
 def child(out, seconds):

@@ -388,7 +388,7 @@ UNTRAINED = [
     ({}, Stops(1), "before its first checkpoint"),
     ({"folds": 1, "beta": 1.0}, Stops(1), "before its first checkpoint"),
     ({"pretrain": 2, **SAVING}, Stops(3), "during the pretraining of the plain model"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("more, callback, where", UNTRAINED, ids=[str(u[0]) for u in UNTRAINED])
@@ -397,7 +397,7 @@ def test_a_run_without_a_net_says_how_it_gets_one(tmp_path, more, callback, wher
     told = f"{path} has no trained model yet, because it was stopped {where}.*`vardrop fit --resume --out {path}`"
     assert_refused(told, load_run, path)
     assert report([path]).is_file()
-    done = vd.resume(path, callback=RunCallback())
+    done = vd.resume(path)
     assert done.standing == ""
     assert len(done.history) == QUICK["epochs"] + more.get("pretrain", 0)
     assert load_run(path).predict(done.data.test.x).probs.shape == (30, 3)
@@ -414,8 +414,8 @@ def test_a_run_stopped_in_its_first_epochs_is_used(tmp_path, folds, steps, where
     assert run.predict(run.data.test.x[:4]).probs.shape == (4, 3)
     assert evaluate(run)["metrics"]["accuracy"] >= 0
     assert run.report().is_file()
-    done = vd.resume(path, callback=RunCallback())
-    whole = fit("iris", "mlp50", out=tmp_path / "whole", callback=RunCallback(), **QUICK | settings)
+    done = vd.resume(path)
+    whole = fit("iris", "mlp50", out=tmp_path / "whole", **QUICK | settings)
     for name, tensor in whole.elbo.state_dict().items():
         assert torch.equal(done.elbo.state_dict()[name], tensor)
 
@@ -427,7 +427,7 @@ def test_what_was_handed_over_has_to_be_handed_over_again(tmp_path):
     call = f"`vardrop.resume({str(path)!r}, net=net, data=data)`"
     assert_refused(re.escape(call), load_run, path)
     fresh = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
-    assert vd.resume(path, net=fresh, data=rows, callback=RunCallback()).standing == ""
+    assert vd.resume(path, net=fresh, data=rows).standing == ""
 
 
 def test_a_net_without_a_scale_says_so_without_its_checkpoint_too(tmp_path):

@@ -15,10 +15,9 @@ from vardrop._core.errors import VardropError
 from vardrop.app.data import load_dataset
 from vardrop.app.data.splits import with_class_weight
 from vardrop.app.runs import Settings, fit, load_run, resume
-from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.runs.scores import number_scores
 
-QUICK = {"folds": 1, "beta": 0.1, "compare": False, "callback": RunCallback()}
+QUICK = {"folds": 1, "beta": 0.1, "compare": False}
 
 
 def rare(seed=0, rows=2000, positives=12):
@@ -112,7 +111,7 @@ def test_probabilities_go_back_by_the_weights(plain_and_balanced):
 def test_the_weights_stay_with_the_run(plain_and_balanced):
     base, _, run = plain_and_balanced
     assert load_run(base / "w").config.settings.class_weight == "balanced"
-    assert resume(base / "w", callback=RunCallback()).results == run.results
+    assert resume(base / "w").results == run.results
     with pytest.raises(VardropError, match="`class_weight` to stay 'balanced'.* but got None"):
         resume(base / "w", class_weight=None)
 

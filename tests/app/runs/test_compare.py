@@ -20,7 +20,7 @@ QUICK = {"epochs": 2, "batch_size": 32, "folds": 1, "beta": 0.3, "compare": Fals
 
 
 def fitted(path, data="iris", recipe=None, **more):
-    return fit(data, "dense-8", recipe, out=path, callback=RunCallback(), **{**QUICK, **more})
+    return fit(data, "dense-8", recipe, out=path, **{**QUICK, **more})
 
 
 @pytest.fixture(scope="module")

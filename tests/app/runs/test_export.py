@@ -19,14 +19,13 @@ from vardrop.app.data import load_dataset
 from vardrop.app.data.onnx_graph import with_preprocessing
 from vardrop.app.data.preprocessing import CategoryColumn, DateColumn, NumberColumn, to_days
 from vardrop.app.runs import compress, export_run, fit, load_run
-from vardrop.app.runs.run_callbacks import RunCallback
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     onnx = pytest.importorskip("onnx")
     onnxruntime = pytest.importorskip("onnxruntime")
 
-QUICK = {"epochs": 4, "folds": 1, "beta": 0.1, "compare": False, "callback": RunCallback()}
+QUICK = {"epochs": 4, "folds": 1, "beta": 0.1, "compare": False}
 
 
 def table(rows=400, seed=0):
@@ -136,9 +135,7 @@ def test_a_compressed_table_carries_its_preprocessing(tmp_path):
 
 
 def test_images_are_taken_as_they_are(tmp_path):
-    run = fit(
-        "digits", "mlp", out=tmp_path / "run", epochs=1, callback=RunCallback(), compare=False
-    )
+    run = fit("digits", "mlp", out=tmp_path / "run", epochs=1, compare=False)
     export_run(run, tmp_path / "m.onnx", 0)
     session, x = onnxruntime.InferenceSession(tmp_path / "m.onnx"), run.data.test.x[:5]
     probs = session.run(["probs"], {session.get_inputs()[0].name: x.numpy()})[0]

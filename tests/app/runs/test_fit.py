@@ -21,7 +21,7 @@ from vardrop.app.store import read_run
 from vardrop.testing import RECURRENT
 from vardrop.tuning import NotFiniteError
 
-QUICK = {"epochs": 2, "batch_size": 32, "folds": 2, "compare": False, "callback": RunCallback()}
+QUICK = {"epochs": 2, "batch_size": 32, "folds": 2, "compare": False}
 # Dropout that the named nets do not have, and gates that need a trained net, take options.
 OPTIONS = {"mc_dropout": {"drop_rate": 0.1}, "dependent_beta_bernoulli": {"joint": True}}
 
@@ -31,7 +31,7 @@ def regression(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "diabetes"
     return fit(
         "diabetes", "mlp", vd.bayes_by_backprop(), out=out, lr=5e-3, epochs=25, folds=2,
-        compare=False, callback=RunCallback(),
+        compare=False,
     )  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def regression(tmp_path_factory):
 def classes(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "iris"
     return fit("iris", "mlp", vd.sparse_vd(), out=out, lr=1e-2, epochs=40, batch_size=16, folds=1,
-               beta=1.0, compare=False, callback=RunCallback())  # fmt: skip
+               beta=1.0, compare=False)  # fmt: skip
 
 
 def test_a_method_for_other_nets_is_refused_with_the_reason(tmp_path):
@@ -185,15 +185,14 @@ def test_a_net_of_ones_own(tmp_path, monkeypatch):
     narrow = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     assert_refused("to fit the model", load_run, run.directory, narrow)
     assert_refused("has a custom model", resume, run.directory)
-    longer = resume(run.directory, own(), RunCallback(), epochs=3)
+    longer = resume(run.directory, own(), epochs=3)
     assert [r["epoch"] for r in longer.history] == [0, 1, 2]
     arrays, _ = read_tensors(longer.directory / "arrays.safetensors")
     assert torch.equal(arrays["probs"], longer.predict(longer.data.test.x).probs)
 
 
 def test_uncertainty_tells_out_of_distribution_images(tmp_path):
-    run = fit("digits", "mlp", vd.sparse_vd(), out=tmp_path / "r", epochs=6, beta=0.1,
-              lr=3e-3, callback=RunCallback())  # fmt: skip
+    run = fit("digits", "mlp", vd.sparse_vd(), out=tmp_path / "r", epochs=6, beta=0.1, lr=3e-3)
     assert runs.evaluate(run, ["photos"])["ood"]["photos"]["auroc_entropy"] > 0.8
     arrays, _ = read_tensors(run.directory / "arrays.safetensors")
     assert {"entropy_out_photos", "epistemic_out_photos"} <= set(arrays)
@@ -203,7 +202,7 @@ def test_nan_stops_with_advice_and_resumes_with_other_settings(tmp_path):
     out = tmp_path / "run"
     with pytest.raises(NotFiniteError, match=r"in epoch \d+, step \d+.* Lower the learning rate"):
         fit("iris", "mlp", vd.sparse_vd(), out=out, lr=1e30, **QUICK)
-    assert len(resume(out, callback=RunCallback(), lr=1e-3).history) == 2
+    assert len(resume(out, lr=1e-3).history) == 2
     assert json.loads((out / "config.json").read_text())["settings"]["lr"] == 1e-3
 
 
@@ -215,9 +214,7 @@ def test_changed_data_are_noticed(tmp_path):
     table.assign(a=1.5 * table.a).to_csv(tmp_path / "t.csv", index=False)
     with pytest.raises(vd.VardropError, match="The checksum of the data of .* changed"):
         _ = load_run(run.directory).data
-    assert_refused(
-        "The checksum of the data of .* changed", resume, run.directory, callback=RunCallback()
-    )
+    assert_refused("The checksum of the data of .* changed", resume, run.directory)
 
 
 def test_a_run_predicts_where_its_data_are_not(tmp_path):
@@ -249,7 +246,7 @@ def test_a_resumed_run_keeps_both_commands(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["vardrop", "fit", "iris"])
     fit("iris", "mlp", out=tmp_path / "r", **QUICK)
     monkeypatch.setattr("sys.argv", ["vardrop", "fit", "--resume", "--epochs", "3"])
-    resume(tmp_path / "r", callback=RunCallback(), epochs=3)
+    resume(tmp_path / "r", epochs=3)
     stored = json.loads((tmp_path / "r" / "config.json").read_text())
     assert stored["command"] == "vardrop fit iris && vardrop fit --resume --epochs 3"
 

@@ -25,7 +25,7 @@ from vardrop.app.runs.held_out import (
 from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.prediction import predict
 
-QUIET = {"callback": RunCallback(), "batch_size": 32}
+QUIET = {"batch_size": 32}
 
 
 def smooth(rows, seed=0, noise=0.3):
@@ -56,8 +56,7 @@ def written(table, folder):
     ids=["quick", "whole"],
 )
 def test_a_table_of_150_rows_is_learned_with_nothing_given(tmp_path, made, settings):
-    run = fit(written(made(150), tmp_path), target="y", out=tmp_path / "r", callback=RunCallback(),
-              **settings)  # fmt: skip
+    run = fit(written(made(150), tmp_path), target="y", out=tmp_path / "r", **settings)
     assert run.config.net == "mlp50"
     assert run.config.method == vd.bayes_by_backprop(prior=vd.Normal(learned=True))
     found, scores = run.results["held_out"], run.results["metrics"]
@@ -97,7 +96,7 @@ def test_a_given_weight_is_not_chosen_and_a_plain_net_has_none(tmp_path):
 
 def test_of_many_rows_the_validation_part_chooses(tmp_path):
     path = written(smooth(2900), tmp_path)
-    run = fit(path, target="y", out=tmp_path / "r", epochs=2, callback=RunCallback())
+    run = fit(path, target="y", out=tmp_path / "r", epochs=2)
     found = run.results["held_out"]
     assert list(found["weights"]) in (["1", "0.1"], ["1", "0.1", "0.01"])
     assert found["weights"][f"{found['beta']:g}"] == min(found["weights"].values())
@@ -106,7 +105,7 @@ def test_of_many_rows_the_validation_part_chooses(tmp_path):
     assert [r["epoch"] for r in run.history] == [0, 1]
     assert run.history[-1]["beta"] == pytest.approx(found["beta"])
     assert run.history[-1]["validation"]["nll"] > 0
-    longer = resume(tmp_path / "r", callback=RunCallback(), epochs=3)
+    longer = resume(tmp_path / "r", epochs=3)
     assert len(longer.history) == 3
     assert longer.choice.beta == found["beta"]
     assert longer.choice.log_scale != run.choice.log_scale  # of the longer trained net
@@ -141,7 +140,7 @@ def test_of_many_noisy_rows_the_net_is_as_good_as_the_trial_that_chose_it(tmp_pa
     y = (x[:, 0] + x[:, 1] * x[:, 2] > 0) ^ (made.random(2600) < 0.1)
     table = pd.DataFrame(x, columns=[f"x{i}" for i in range(30)]).assign(y=y)
     run = fit(table, target="y", out=tmp_path / "r", epochs=120, batch_size=256, test=False,
-              compare=False, callback=RunCallback())  # fmt: skip
+              compare=False)  # fmt: skip
     found = run.results["held_out"]
     assert found["net"]["nll"] <= min(found["weights"].values())
     assert found["net"]["nll"] < 0.50  # with the weight that trials of a quarter choose: 0.52
@@ -214,13 +213,13 @@ def test_a_run_stopped_among_its_trials_ends_as_one_that_was_not(tmp_path, own, 
 
     settings = {"target": "y", "epochs": 3, "batch_size": 16}
     settings |= {"clip": 100.0} if alone else {}  # such trials are trained one after the other
-    whole = fit(path, net(0), out=tmp_path / "whole", callback=RunCallback(), **settings)
+    whole = fit(path, net(0), out=tmp_path / "whole", **settings)
     with pytest.raises(KeyboardInterrupt):
         fit(path, net(0), out=tmp_path / "parts", callback=StopsIn(3 if alone else 2), **settings)
     assert (tmp_path / "parts" / "trials" / "1-1").is_dir()
     assert not (tmp_path / "parts" / "choice.safetensors").exists()
     fresh = net(1) if own else None  # with other weights than the first one had
-    check_same(whole, resume(tmp_path / "parts", fresh, RunCallback()))
+    check_same(whole, resume(tmp_path / "parts", fresh))
 
 
 def check_same(whole, parts):
@@ -237,7 +236,7 @@ def validated(tmp_path_factory):
     """A run whose KL weight was chosen on the validation part."""
     folder = tmp_path_factory.mktemp("validated")
     path = written(smooth(90), folder)
-    return path, fit(path, out=folder / "whole", callback=RunCallback(), **VALIDATED)
+    return path, fit(path, out=folder / "whole", **VALIDATED)
 
 
 def test_the_best_trial_on_the_validation_part_is_the_run(validated):
@@ -257,7 +256,7 @@ def test_a_stop_in_the_first_the_last_or_the_plain_trial_changes_nothing(
     path, whole = validated
     with pytest.raises(KeyboardInterrupt):
         fit(path, out=tmp_path / "parts", callback=StopsIn(stopped), **VALIDATED)
-    check_same(whole, resume(tmp_path / "parts", callback=RunCallback()))
+    check_same(whole, resume(tmp_path / "parts"))
 
 
 # What is made of the choice.
@@ -303,7 +302,7 @@ def test_what_targets_alone_say():
 
 def test_intervals_cover_what_they_say(tmp_path):
     run = fit(written(smooth(300), tmp_path), target="y", out=tmp_path / "r", epochs=40, beta=0.3,
-              compare=False, callback=RunCallback())  # fmt: skip
+              compare=False)  # fmt: skip
     fresh = smooth(4000, seed=1)
     y = torch.tensor(fresh.y.to_numpy(), dtype=torch.float32).unsqueeze(1)
     p = run.predict(fresh)
@@ -386,7 +385,7 @@ def test_intervals_of_a_grouped_fit_cover_rows_of_new_groups(tmp_path):
     """
     table = grouped(200, 0)
     run = fit(written(table, tmp_path), target="y", group="group", folds=4, test=False, epochs=20,
-              beta=0.1, compare=False, out=tmp_path / "r", callback=RunCallback())  # fmt: skip
+              beta=0.1, compare=False, out=tmp_path / "r")  # fmt: skip
     assert float(run.choice.shares.sum()) == pytest.approx(200)
     fresh = grouped(500, 1)
     lower, upper = run.interval(run.predict(fresh), 0.9)
@@ -410,7 +409,7 @@ def test_targets_of_a_large_mean_keep_their_digits(tmp_path, offset):
     table = smooth(300)[["a", "b", "y"]]
     table = table.assign(y=offset + scale * (table.y - 50) / 20)
     run = fit(written(table, tmp_path), target="y", out=tmp_path / "r", epochs=40, beta=0.1,
-              folds=1, compare=False, callback=RunCallback())  # fmt: skip
+              folds=1, compare=False)  # fmt: skip
     scores, p = run.results["metrics"], run.predict(table)
     error = p.mean.flatten().numpy() - table.y.to_numpy()
     assert np.sqrt(np.square(error).mean()) < 0.75 * scale
@@ -428,7 +427,7 @@ def test_the_width_of_the_noise_may_differ_by_row(tmp_path):
     x = made.uniform(-1, 1, 400)
     table = pd.DataFrame({"a": x, "y": 7 + np.where(x > 0, 2.0, 0.2) * made.standard_normal(400)})
     run = fit(written(table, tmp_path), target="y", out=tmp_path / "r", epochs=60, beta=0.1,
-              folds=1, heteroscedastic=True, compare=False, callback=RunCallback())  # fmt: skip
+              folds=1, heteroscedastic=True, compare=False)  # fmt: skip
     p = load_run(tmp_path / "r").predict(pd.DataFrame({"a": [-0.6, 0.6]}))
     assert float(p.std[1]) > 3 * float(p.std[0])
     assert p.mean.flatten().tolist() == pytest.approx([7, 7], abs=0.8)

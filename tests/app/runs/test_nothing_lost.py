@@ -22,7 +22,7 @@ from vardrop.app.store import read_run
 from vardrop.tuning import NotFiniteError
 
 QUICK = {
-    "epochs": 2, "batch_size": 32, "lr": 1e-2, "folds": 2, "compare": False, "callback": RunCallback(),
+    "epochs": 2, "batch_size": 32, "lr": 1e-2, "folds": 2, "compare": False,
 }  # fmt: skip
 
 
@@ -60,10 +60,9 @@ def same_tensors(a, b):
 
 def test_another_seed_would_mix_the_rows_and_is_refused(run):
     before = {p.name: p.read_bytes() for p in run.iterdir()}
-    with pytest.raises(vd.VardropError, match="`seed` to stay 0, because it split the data of"):
-        resume(run, callback=RunCallback(), epochs=4, seed=5)
+    assert_refused("`seed` to stay 0, because it split the data of", resume, run, epochs=4, seed=5)
     assert {p.name: p.read_bytes() for p in run.iterdir()} == before
-    assert len(resume(run, callback=RunCallback(), epochs=3, seed=0).history) == 3
+    assert len(resume(run, epochs=3, seed=0).history) == 3
 
 
 def test_rows_that_are_split_in_another_way_are_noticed(run, monkeypatch):
@@ -73,14 +72,12 @@ def test_rows_that_are_split_in_another_way_are_noticed(run, monkeypatch):
             assert_refused("The sizes of the data of .* changed from .* start a new run", call)
     split_rows = catalog.split_rows
     monkeypatch.setattr(catalog, "split_rows", lambda n, seed, *more: split_rows(n, 9, *more))
-    assert_refused(
-        "The rows of the data of .* changed", resume, run, callback=RunCallback(), epochs=4
-    )
+    assert_refused("The rows of the data of .* changed", resume, run, epochs=4)
 
 
 def test_pretraining_cannot_be_asked_for_after_it(run):
     with pytest.raises(vd.VardropError, match="`pretrain` to stay 0, because .* is past its pretr"):
-        resume(run, callback=RunCallback(), epochs=5, pretrain=3)
+        resume(run, epochs=5, pretrain=3)
     assert [r["epoch"] for r in load_run(run).history] == [0, 1]
 
 
@@ -98,7 +95,7 @@ def test_named_data_take_no_columns(tmp_path, given):
 def test_a_run_resumed_in_its_warm_up_is_one_that_never_stopped(tmp_path):
     settings = {**QUICK, "warmup": (2, 9)}
     fit("wine", "mlp", out=tmp_path / "parts", **{**settings, "epochs": 2})
-    parts = resume(tmp_path / "parts", callback=RunCallback(), epochs=6)
+    parts = resume(tmp_path / "parts", epochs=6)
     whole = fit("wine", "mlp", out=tmp_path / "whole", **{**settings, "epochs": 6, "rate": "late"})
     assert len(parts.history) == len(whole.history) == 6
     best = read_tensors(tmp_path / "parts" / "best.safetensors")
@@ -111,10 +108,10 @@ def test_a_run_that_is_at_its_end_stays_as_it_is(run, base):
     compress(load_run(run), sparsity=0.5)
     names = ("results.json", "arrays.safetensors", "small.safetensors", "best.safetensors")
     before = {name: (run / name).read_bytes() for name in names}
-    again = resume(run, callback=RunCallback())
+    again = resume(run)
     assert {name: (run / name).read_bytes() for name in names} == before
     assert again.results["compression"]["sparsity"] >= 0.5
-    resume(run, callback=RunCallback(), epochs=30, lr=0.03)
+    resume(run, epochs=30, lr=0.03)
     assert not (run / "small.safetensors").exists()
     assert again.results["compression"] == {}
 
@@ -123,7 +120,7 @@ def test_one_at_a_time_works_on_a_run(run, tmp_path):
     loaded = load_run(run)
     with working(run):
         for call in (
-            lambda: resume(run, callback=RunCallback(), epochs=4),
+            lambda: resume(run, epochs=4),
             lambda: fit("iris", "lenet300", out=run, force=True, **QUICK),
             lambda: runs.evaluate(loaded),
             lambda: compress(loaded, sparsity=0.5),
@@ -135,7 +132,7 @@ def test_one_at_a_time_works_on_a_run(run, tmp_path):
 
 def test_what_a_killed_write_left_is_removed(run):
     (run / ".checkpoint.safetensors.123.new").write_bytes(b"half")
-    resume(run, callback=RunCallback(), epochs=3)
+    resume(run, epochs=3)
     assert not list(run.glob(".*.new"))
 
 
@@ -161,7 +158,7 @@ def test_pretrained_heads_resume_to_the_same_net(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fit("iris", "mlp", vd.dropmax(), out=tmp_path / "parts", **settings | {"callback": Stops()})
     torch.manual_seed(9)
-    resume(tmp_path / "parts", callback=RunCallback())
+    resume(tmp_path / "parts")
     for name in ("best.safetensors", "checkpoint.safetensors"):
         assert same_tensors(tmp_path / "whole" / name, tmp_path / "parts" / name)
 

@@ -15,11 +15,10 @@ from vardrop._core.errors import VardropError
 from vardrop.app.cli import printing
 from vardrop.app.runs import evaluate, evaluate_rows, fit, load_run
 from vardrop.app.runs.held_out import Choice
-from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.runs.scores import class_scores, constant, majority, number_scores
 
 G = torch.Generator().manual_seed(0)
-QUICK = {"epochs": 2, "folds": 1, "beta": 1.0, "compare": False, "callback": RunCallback()}
+QUICK = {"epochs": 2, "folds": 1, "beta": 1.0, "compare": False}
 
 
 def cases(classes, rows=300):
@@ -205,7 +204,7 @@ def test_validation_is_in_the_units_of_the_table(tmp_path):
 # A run scored on rows of a new table: what they have, what they lack, and the same numbers.
 
 
-ROWS_QUICK = {"epochs": 3, "folds": 1, "beta": 1.0, "compare": False, "callback": RunCallback()}
+ROWS_QUICK = {"epochs": 3, "folds": 1, "beta": 1.0, "compare": False}
 
 
 def table(rows=120, seed=0):
