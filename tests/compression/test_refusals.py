@@ -173,26 +173,6 @@ def test_sparsify():
     assert_refused("Expected `net` to take `example_input`", vd.sparsify, mlp(), torch.zeros(1, 9))
 
 
-def test_fine_tune():
-    net, loss = mlp(), nn.functional.cross_entropy
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    before = [p.detach().clone() for p in net.parameters()]
-    assert_refused(
-        "Expected `data` to be tensors, or batches", vd.fine_tune, net, None, loss, optimizer
-    )
-    with pytest.raises(VardropError, match="Expected `optimizer` to hold parameters of `net`"):
-        vd.fine_tune(net, [(X, Y)], loss, torch.optim.SGD(mlp().parameters(), lr=0.1))
-    refused = "Expected `optimizer` to be an optimizer"
-    assert_refused(refused, vd.fine_tune, net, [(X, Y)], loss, "adam")
-    refused = "Expected a finite loss, but got nan in epoch 1, step 1"
-    assert_refused(refused, vd.fine_tune, net, [(X * NAN, Y)], loss, optimizer)
-    refused = "Expected batches in every epoch, but got none in epoch 1"
-    assert_refused(refused, vd.fine_tune, net, [], loss, optimizer)
-    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
-    refused = "batches that can be read again in every epoch"
-    assert_refused(refused, vd.fine_tune, net, iter([(X, Y)]), loss, optimizer, epochs=2)
-
-
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [

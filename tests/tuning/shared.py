@@ -29,8 +29,3 @@ def objective():
 
 def adam(elbo, lr=1e-2):
     return torch.optim.Adam(vd.parameter_groups(elbo, lr=lr))
-
-
-def same(a, b):
-    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-    return all(torch.equal(x, y) for x, y in pairs)

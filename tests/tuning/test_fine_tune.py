@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 import vardrop as vd
-from tests.nets import Parts
+from tests.nets import Parts, assert_unchanged, is_same_state
 from tests.refusals import assert_refused
-from vardrop._core.errors import NotFiniteError
 from vardrop.prediction import fit_log_scale
 
 
@@ -46,20 +45,17 @@ def data():
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
 def test_a_scaled_likelihood_is_that_of_scaled_outputs(factor):
-    draws, targets = torch.randn(4, 6, 3), torch.randn(6, 3)
-    for kind, y in (
-        (vd.Categorical, torch.randint(3, (6,))),
-        (vd.Bernoulli, (targets > 0).float()),
-    ):
-        found = kind().scaled(factor).log_prob(draws, y)
-        torch.testing.assert_close(found, kind().log_prob(draws / factor, y))
-    found = vd.Gaussian(0.3).scaled(factor).log_prob(draws, targets)
-    expected = torch.distributions.Normal(draws, 0.3 * factor).log_prob(targets).sum(2)
-    torch.testing.assert_close(found, expected.logsumexp(0) - math.log(4))
-    both, y = torch.randn(4, 6, 2), targets[:, :1]
-    found = vd.HeteroscedasticGaussian().scaled(factor).log_prob(both, y)
-    normal = torch.distributions.Normal(both[..., :1], factor * (both[..., 1:] / 2).exp())
-    torch.testing.assert_close(found, normal.log_prob(y).sum(2).logsumexp(0) - math.log(4))
+    draws, y = torch.randn(4, 6, 4), torch.randn(6, 4)
+    for kind, target in ((vd.Categorical, torch.randint(4, (6,))), (vd.Bernoulli, (y > 0).float())):
+        found = kind().scaled(factor).log_prob(draws, target)
+        torch.testing.assert_close(found, kind().log_prob(draws / factor, target))
+    mean, log_variance = draws.chunk(2, 2)
+    widths = vd.HeteroscedasticGaussian(), mean, (log_variance / 2).exp()
+    for likelihood, location, width in ((vd.Gaussian(0.3), draws, 0.3), widths):
+        target = y[:, : location.shape[2]]
+        found = likelihood.scaled(factor).log_prob(draws, target)
+        expected = torch.distributions.Normal(location, factor * width).log_prob(target).sum(2)
+        torch.testing.assert_close(found, expected.logsumexp(0) - math.log(4))
 
 
 def test_parts_and_samples_follow_the_temperature():
@@ -140,17 +136,37 @@ def test_a_plain_net_is_tuned_by_a_loss():
     assert not torch.equal(before, net[0].weight)
 
 
-def test_what_fine_tune_refuses():
-    plain, noisy, loss = trained(), vd.convert(trained(), vd.sparse_vd()), functional.cross_entropy
-    assert_refused("`loss` and `optimizer` for a plain net.*no loss", vd.fine_tune, plain, data())
-    assert_refused("`likelihood` for a noisy net", vd.fine_tune, noisy, data(), loss)
-    assert_refused("`data` to give batches, but got none", vd.fine_tune, noisy, [])
-    assert_refused("`data` to be .* read again in every epoch", vd.fine_tune, noisy, iter(data()))
+LOSS, TRAIN, WRONG = functional.cross_entropy, data(), [(x * math.nan, y) for x, y in data()]
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ((TRAIN,), "`loss` and `optimizer` for a plain net.*no loss"),
+    ((None, LOSS, "SGD"), "Expected `data` to be tensors, or batches"),
+    ((TRAIN, LOSS, "adam"), "Expected `optimizer` to be an optimizer"),
+    ((TRAIN, LOSS, "of another net"), "Expected `optimizer` to hold parameters of `net`"),
+    ((TRAIN, LOSS, "SGD", 0), "Expected `epochs` to be an integer of at least 1, but got 0"),
+    ((WRONG, LOSS, "SGD"), "Expected a finite loss, but got nan in epoch 1, step 1"),
+    (([], LOSS, "SGD"), "Expected batches in every epoch, but got none in epoch 1"),
+    ((iter(TRAIN), LOSS, "SGD", 2), "batches that can be read again in every epoch"),
+])  # fmt: skip
+def test_what_fine_tune_refuses_of_a_plain_net(arguments, message):
+    net, (batches, *others) = trained(), arguments
+    if len(others) > 1 and others[1] != "adam":
+        others[1] = torch.optim.SGD((net if others[1] == "SGD" else trained()).parameters(), 0.1)
+    with assert_unchanged(net):
+        assert_refused(message, vd.fine_tune, net, batches, *others)
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ((TRAIN, LOSS), "`likelihood` for a noisy net"), (([],), "`data` to give batches, but got none"),
+    ((iter(TRAIN),), "`data` to be .* read again in every epoch"),
+    ((WRONG,), "finite loss.*epoch 1, step 1"),
+])  # fmt: skip
+def test_what_fine_tune_refuses_of_a_noisy_net(arguments, message):
+    noisy = vd.convert(trained(), vd.sparse_vd())
+    assert_refused(message, vd.fine_tune, noisy, *arguments)
     told = r"`validation` to be tensors \(x, y\)"
-    assert_refused(told, vd.fine_tune, noisy, data(), validation=torch.ones(3))
-    broken = [(x * math.nan, y) for x, y in data()]
-    with pytest.raises(NotFiniteError, match="finite loss.*epoch 1, step 1"):
-        vd.fine_tune(noisy, broken)
+    assert_refused(told, vd.fine_tune, noisy, TRAIN, validation=torch.ones(3))
 
 
 def cnn():
@@ -186,14 +202,14 @@ def test_fine_tuning_moves_the_noise_and_draws_little_for_validation(monkeypatch
 
 def test_a_model_that_gains_nothing_is_plain_again_with_a_temperature():
     net, (x, y) = trained(), problem(100, seed=1)
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    before = copy.deepcopy(net.state_dict())
     plain = vd.calibrate(copy.deepcopy(net), (x, y)).temperature
     vd.convert(net, vd.bayes_by_backprop()).eval()
     wrong = [(x, torch.zeros_like(y)) for x, y in data()]
     with pytest.warns(UserWarning, match="on `validation` is .* with noise and .* without"):
         elbo = vd.fine_tune(net, wrong, epochs=20, validation=(x, y))
     assert elbo.net is net
-    torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)
+    assert is_same_state(net, before)
     assert type(net[0]) is nn.Linear
     p = vd.predict(elbo, x)
     assert elbo.likelihood.temperature == pytest.approx(plain, rel=1e-3)
