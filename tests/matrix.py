@@ -33,7 +33,6 @@ TESTS = [
     "tests/integrations/test_peft.py",
     "tests/layers/test_goldens.py",
     "tests/test_export.py",
-    "tests/test_export_predictors.py",
     "tests/tuning/test_train.py",
 ]
 

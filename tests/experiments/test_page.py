@@ -11,7 +11,6 @@ from experiments.command import FUNCTIONS
 from experiments.page import rows
 from experiments.readme import PAGES, fill_tables
 from experiments.runner import experiments, finished, outside, reproduce, result_path
-from experiments.shift import METHODS
 from experiments.verdicts import Item, count_verdicts, lead, load_items
 from tests.experiments.toy import describe, toy_training
 from tests.refusals import assert_refused
@@ -198,36 +197,6 @@ def test_items_that_do_not_fit_are_refused(tmp_path, experiment, figures, claims
     path.write_text(f'[[item]]\nname = "Toy"\nexperiment = "{experiment}"\nfigures = {figures}\n')
     path.with_name("claims.toml").write_text(claims)
     assert_refused(error, load_items, path, [{"name": "toy/run", "expected": {"loss": 1.0}}])
-
-
-# The tables of docs/predict.md are those of the stored result.
-
-
-OOD = {
-    f"{what}, {score}": f"AUROC {data} by {score}"
-    for what, data in (("letters", "notMNIST"), ("clothes", "Fashion-MNIST"))
-    for score in ("entropy", "information")
-}
-SHIFT = {name: f"{name}, strength 3" for name in ("accuracy", "NLL", "ECE")}
-
-
-@pytest.mark.parametrize("columns", [OOD, {"accuracy, clean": "accuracy, clean", **SHIFT}])
-def test_the_page_shows_the_tables_of_the_stored_result(columns):
-    figures = json.loads((ROOT / "results/shift/mnist.json").read_text())["figures"]
-
-    def cell(name):
-        if name not in figures:
-            return "-"
-        mean, error = figures[name]["mean"], figures[name]["standard_error"]
-        digits = 1 if mean > 20 else 3
-        return f"{mean:.{digits}f} ± {error:.{digits}f}"
-
-    lines = [f"| method | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
-    lines += [
-        f"| {method} | {' | '.join(cell(f'{key}, {method}') for key in columns.values())} |"
-        for method in ("deterministic", "ensemble of 5", *list(METHODS)[1:])
-    ]
-    assert "\n".join(lines) in (ROOT / "docs/predict.md").read_text()
 
 
 # The LeNets shrunk and packed: what was recorded, and what training from scratch gives.

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import re
 
 import pytest
 import torch
@@ -111,55 +110,16 @@ def test_what_plan_says_is_noisy_draws_noise(name, recipe, attention):
     torch.testing.assert_close(logits(vd.revert(model), batch), mean)
 
 
-# What `mc_dropout` puts under the switch: how many modules of a name, with their class and rate
-# where they are not torch's dropout of a tenth.
-SWITCHED = {
-    "bert": {
-        "bert.embeddings.dropout": 1, "bert.encoder.layer.*.attention.self.dropout": 2,
-        "bert.encoder.layer.*.attention.self": (2, "SwitchedBertSelfAttention dropout.p=0.1"),
-        "bert.encoder.layer.*.attention.output.dropout": 2,
-        "bert.encoder.layer.*.output.dropout": 2, "dropout": 1,
-    },
-    "distilbert": {
-        "distilbert.embeddings.dropout": 1, "dropout": (1, "Dropout p=0.2"),
-        "distilbert.transformer.layer.*.attention": (2, "SwitchedDistilBertSelfAttention dropout.p=0.1"),
-        "distilbert.transformer.layer.*.attention.dropout": 2,
-        "distilbert.transformer.layer.*.ffn.dropout": 2,
-    },
-    "gpt2": {
-        "transformer.drop": 1, "transformer.h.*.attn.attn_dropout": 2,
-        "transformer.h.*.attn": (2, "SwitchedGPT2Attention attn_dropout.p=0.1"),
-        "transformer.h.*.attn.resid_dropout": 2, "transformer.h.*.mlp.dropout": 2,
-    },
-    "vit": {
-        "vit.embeddings.dropout": 1, "vit.layers.*.dropout": 2,
-        "vit.layers.*.attention": (2, "SwitchedViTAttention attention_dropout=0.1"),
-    },
-    "t5": {
-        "encoder.block.*.layer.*.SelfAttention": (2, "SwitchedT5Attention dropout=0.1"),
-        "encoder.block.*.layer.*.dropout": 4, "encoder.block.*.layer.*.DenseReluDense.dropout": 2,
-        "encoder.dropout": 1, "decoder.block.*.layer.*.dropout": 6, "decoder.dropout": 1,
-        "decoder.block.*.layer.*.SelfAttention": (2, "SwitchedT5Attention dropout=0.1"),
-        "decoder.block.*.layer.*.EncDecAttention": (2, "SwitchedT5Attention dropout=0.1"),
-        "decoder.block.*.layer.*.DenseReluDense.dropout": 2,
-    },
-    "llama": {"model.layers.*.self_attn": (2, "SwitchedLlamaAttention attention_dropout=0.1")},
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_the_dropout_under_the_switch(name):
-    found = {}
-    for path, module in noisy_modules(vd.convert(MODELS[name](), vd.mc_dropout())).items():
-        rates = vd.gates.functional_dropout_rates(module) or {"p": module.p}
-        told = " ".join([type(module).__name__, *(f"{n}={rate}" for n, rate in rates.items())])
-        pattern = re.sub(r"\b\d+\b", "*", path)
-        count, before = found.get(pattern, (0, told))
-        assert before == told
-        found[pattern] = count + 1, told
-    rows = SWITCHED[name].items()
-    plain = {k: v if isinstance(v, tuple) else (v, "Dropout p=0.1") for k, v in rows}
-    assert found == plain
+def test_sampling_draws_the_dropout_of_training_number_for_number(name):
+    """Every dropout is under the switch, with its own rate."""
+    model, batch = MODELS[name]().train(), batch_of(name)
+    torch.manual_seed(1)
+    expected = logits(model, batch)
+    vd.convert(model.eval(), vd.mc_dropout())
+    with vd.sampling(model):
+        torch.manual_seed(1)
+        assert torch.equal(logits(model, batch), expected)
 
 
 def test_no_dropout_of_the_models_is_left_in_their_code():
