@@ -19,9 +19,11 @@ def is_same_state(one, other):
 def assert_unchanged(net):
     """Nothing in the block changes a tensor of the net, or a mode."""
     state, modes = copy.deepcopy(net.state_dict()), [m.training for m in net.modules()]
-    yield
-    assert is_same_state(net, state)
-    assert [m.training for m in net.modules()] == modes
+    try:
+        yield
+    finally:
+        assert is_same_state(net, state)
+        assert [m.training for m in net.modules()] == modes
 
 
 class Parts(nn.Module):

@@ -101,13 +101,6 @@ def test_classes_come_with_sets(iris):
     assert abs(share - model.predict_proba(X[:1])[0, 0]) < 5 * 0.5 / np.sqrt(3000)
 
 
-def test_a_row_is_predicted_alike_alone_and_among_others(diabetes):
-    X, _, model = diabetes
-    whole = model.predict(X)
-    assert np.allclose(model.predict(X[::-1])[::-1], whole, rtol=1e-9, atol=0)
-    assert np.allclose([model.predict(X[i : i + 1])[0] for i in range(5)], whole[:5], rtol=1e-9)
-
-
 def test_tables_with_texts_and_holes(tmp_path):
     generator = np.random.default_rng(0)
     X = pd.DataFrame({"size": generator.standard_normal(80), "town": ["a", "b"] * 40})

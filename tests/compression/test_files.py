@@ -17,6 +17,7 @@ from torch.nn.utils import prune
 
 import vardrop as vd
 from tests.compression.nets import NETS, sparsen
+from tests.nets import assert_unchanged
 from tests.refusals import assert_refused
 from vardrop._core.files import write_tensors
 from vardrop.compression import Select, SparseLinear, load, pack, save, shrink, unpack
@@ -43,13 +44,11 @@ def test_saved_net_comes_back(tmp_path, name, drop_inputs):
     small, make, shape = small_net(name, drop_inputs=drop_inputs)
     size = save(small, tmp_path / "net.safetensors")
     assert size == os.path.getsize(tmp_path / "net.safetensors")
-    into = make()
-    before = {k: v.clone() for k, v in into.state_dict().items()}
-    loaded = load(tmp_path / "net.safetensors", into=into)
+    with assert_unchanged(into := make()):
+        loaded = load(tmp_path / "net.safetensors", into=into)
     x = torch.randn(3, *shape)
     assert torch.equal(loaded(x), small(x))
     assert not loaded.training
-    assert all(torch.equal(before[k], v) for k, v in into.state_dict().items())
 
 
 @pytest.mark.parametrize("drop_inputs", [False, True])
@@ -183,28 +182,6 @@ def test_malicious_pickle_is_refused(tmp_path, write, read):
     torch.save({"weight": Bomb(target)}, path)
     assert_refused(refused, read, path, into=nn.Linear(2, 1))
     assert not target.exists()
-
-
-@FORMATS
-def test_damaged_files_are_refused_and_into_is_untouched(tmp_path, write, read):
-    small, make, _ = small_net("residual", recipe=True)
-    path = tmp_path / "net"
-    write(small, path)
-    raw = path.read_bytes()
-    into = make()
-    before = {k: v.clone() for k, v in into.state_dict().items()}
-    generator = torch.Generator().manual_seed(0)
-    cuts = [0, 1, 5, 9, len(raw) // 2, len(raw) - 1]
-    flips = torch.randint(0, len(raw) * 8, (120,), generator=generator).tolist()
-    damaged = [raw[:n] for n in cuts] + [raw + b"x"]
-    for bit in flips:
-        copy = bytearray(raw)
-        copy[bit // 8] ^= 1 << (bit % 8)
-        damaged.append(bytes(copy))
-    for content in damaged:
-        path.write_bytes(content)
-        assert_refused("Expected|corrupted|damaged", read, path, into=into)
-    assert all(torch.equal(before[k], v) for k, v in into.state_dict().items())
 
 
 @FORMATS

@@ -33,32 +33,30 @@ LOADERS = {
 }
 
 
-def trained_by_hand(elbo, batches):
-    """Two epochs of a bare loop."""
-    optimizer = adam(elbo)
+def check_by_hand(batches, *arguments, **options):
+    """Two epochs are those of a bare loop over these batches."""
+    looped, bare = objective(), objective()
+    optimizer = adam(bare)
     torch.manual_seed(1)
-    for batch in batches * 2:
+    for batch in batches:
         optimizer.zero_grad()
-        elbo(*batch).loss.backward()
+        bare(*batch).loss.backward()
         optimizer.step()
-    return elbo
-
-
-def test_a_loader_in_order_gives_the_numbers_of_a_bare_loop():
-    (x, y), looped = data(), objective()
-    bare = trained_by_hand(objective(), list(zip(x.split(16), y.split(16), strict=True)))
     torch.manual_seed(1)
-    loader = DataLoader(TensorDataset(x, y), batch_size=16)
-    epochs = list(train(looped, adam(looped), loader, None, 2))
+    epochs = list(train(looped, adam(looped), *arguments, 2, **options))
     assert is_same_state(bare, looped)
     assert [e.epoch for e in epochs] == [0, 1]
+    assert epochs[0].loss == pytest.approx(epochs[0].nll + epochs[0].kl / 50, rel=1e-5)
 
 
-def test_weights_come_with_the_batches():
-    batch, elbo = (*data(), torch.arange(50) / 10), objective()
-    torch.manual_seed(1)
-    list(train(elbo, adam(elbo), DataLoader(TensorDataset(*batch), 50), None, 2))
-    assert is_same_state(elbo, trained_by_hand(objective(), [batch]))
+def test_training_has_the_numbers_of_a_bare_loop():
+    (x, y), order = data(), torch.Generator().manual_seed(5)
+    in_order = list(zip(x.split(16), y.split(16), strict=True))
+    check_by_hand(in_order * 2, DataLoader(TensorDataset(x, y), batch_size=16), None)
+    chosen = [k for _ in range(2) for k in torch.randperm(50, generator=order).split(16)]
+    check_by_hand([(x[k], y[k]) for k in chosen], x, y, batch_size=16, seed=5)
+    weighted = x, y, torch.arange(50) / 10
+    check_by_hand([weighted] * 2, DataLoader(TensorDataset(*weighted), 50), None)
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -118,6 +116,8 @@ def test_processes_share_each_batch():
     parts = [first(World(rank, 3)) for rank in range(3)]
     assert torch.equal(torch.cat([part.x for part in parts]), first(World()).x)
     assert [part.share for part in parts] == pytest.approx([6 * 3 / 16, 5 * 3 / 16, 5 * 3 / 16])
+    rows, share = World(2, 3).slice(torch.arange(2))  # there are fewer than processes
+    assert (len(rows), share) == (1, 0.0)
 
 
 @pytest.mark.parametrize("given, text", [

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from tests.nets import Parts, is_same_state
+from tests.nets import Parts
 from tests.refusals import assert_refused
 from tests.tuning.shared import After, adam, data, objective
 from vardrop._core.processes import World
@@ -17,23 +17,6 @@ from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.objective import parameter_groups
 from vardrop.tuning import Loop, NotFiniteError, Position, minimize, train
 from vardrop.tuning.stacked import StackedTraining
-
-
-def test_it_gives_the_numbers_of_a_bare_loop():
-    (x, y), bare, looped = data(), objective(), objective()
-    optimizer = adam(bare)
-    torch.manual_seed(1)
-    order = torch.Generator().manual_seed(5)
-    for _ in range(3):
-        for batch in torch.randperm(50, generator=order).split(16):
-            optimizer.zero_grad()
-            bare(x[batch], y[batch]).loss.backward()
-            optimizer.step()
-    torch.manual_seed(1)
-    epochs = list(train(looped, adam(looped), x, y, 3, batch_size=16, seed=5))
-    assert is_same_state(bare, looped)
-    assert [e.epoch for e in epochs] == [0, 1, 2]
-    assert epochs[0].loss == pytest.approx(epochs[0].nll + epochs[0].kl / 50, rel=1e-5)
 
 
 def test_schedules_are_followed():
@@ -93,17 +76,6 @@ def test_a_compiled_step_gives_the_same_numbers():
             layer.sampling = False
         list(Loop(elbo, adam(elbo), x, y, 3, compile=switch).run())
     assert torch.allclose(plain.net[0].weight, compiled.net[0].weight, atol=1e-5)
-
-
-def test_shares_of_processes_make_the_mean_of_the_batch():
-    batch = torch.arange(5)
-    shares = [World(rank, 3).slice(batch) for rank in range(3)]
-    assert torch.cat([rows for rows, _ in shares]).tolist() == batch.tolist()
-    values = torch.tensor([3.0, 1.0, 4.0, 1.0, 5.0])
-    mean = sum(weight * values[rows].mean() for rows, weight in shares) / 3
-    assert float(mean) == pytest.approx(float(values.mean()))
-    rows, weight = World(2, 3).slice(torch.arange(2))
-    assert (len(rows), weight) == (1, 0.0)
 
 
 @pytest.mark.parametrize("break_it, text", [

@@ -1,6 +1,5 @@
 """A folder with tables and runs, sound and broken, that the tests of the commands share."""
 
-import json
 import shutil
 
 import numpy as np
@@ -8,7 +7,7 @@ import pandas as pd
 import pytest
 
 from tests.app.cli.calling import call
-from vardrop._core.files import with_checksum
+from tests.app.sealed import reseal
 
 N = 80
 HOUSES = pd.DataFrame({
@@ -36,9 +35,7 @@ def tables():
 def changed(run, copy, **changes):
     """A copy of a run with other values in its config.json, as if they had been written there."""
     shutil.copytree(run, copy)
-    config = {**json.loads((copy / "config.json").read_text()), **changes}
-    config = with_checksum({k: v for k, v in config.items() if k != "sha256"})
-    (copy / "config.json").write_text(json.dumps(config))
+    reseal(copy / "config.json", **changes)
     return copy
 
 

@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 
 from tests.app.cli.calling import call, printed
+from tests.app.sealed import reseal
 from tests.running import python
-from vardrop._core.files import with_checksum
 from vardrop.app.cli import main
 from vardrop.app.runs import Settings
 from vardrop.app.runs.models import RECOMMENDED
@@ -264,10 +264,8 @@ def test_names_out_of_files_do_not_steer_the_terminal(tmp_path, capsys):
 
 def test_a_run_that_was_stopped_says_so(folder, tmp_path, capsys):
     shutil.copytree(folder / "h", tmp_path / "h")
-    config = json.loads((tmp_path / "h" / "config.json").read_text())
-    del config["sha256"]
-    config["settings"]["epochs"] = 30
-    (tmp_path / "h" / "config.json").write_text(json.dumps(with_checksum(config)))
+    path = tmp_path / "h" / "config.json"
+    reseal(path, settings={**json.loads(path.read_text())["settings"], "epochs": 30})
     assert call("predict", tmp_path / "h", folder / "new.csv", "--out", tmp_path / "p.csv") == 0
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / 'p.csv'} written\n"

@@ -146,12 +146,14 @@ def test_groups_stay_together():
 def test_folds_divide_no_group(task):
     group = torch.arange(90) // 6
     y = torch.arange(90) % 3 if task == "classification" else torch.randn(90, 1)
+    rows = Part(torch.zeros(90, 1), y, None, group)
     for seed in range(5):
-        folds = fold_numbers(Part(torch.zeros(90, 1), y, None, group), 4, task, seed)
-        assert folds.unique().tolist() == [0, 1, 2, 3]
-        assert apart(group, [(folds == k).nonzero().flatten() for k in range(4)])
-    with pytest.raises(vd.VardropError, match="`folds` to be at most 15, the groups, but got 16"):
-        fold_numbers(Part(torch.zeros(90, 1), y, None, group), 16, task, 0)
+        assert fold_numbers(rows, 4, task, seed).unique().tolist() == [0, 1, 2, 3]
+        for trained, held in held_out.fold_pairs(rows, 4, task, seed):
+            assert not set(trained.group.tolist()) & set(held.group.tolist())
+            assert len(trained.y) + len(held.y) == 90
+    told = "`folds` to be at most 15, the groups, but got 16"
+    assert_refused(told, fold_numbers, rows, 16, task, 0)
 
 
 @pytest.mark.parametrize("role", ["group", "time"])

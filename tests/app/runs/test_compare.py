@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.app.sealed import reseal
 from tests.refusals import assert_refused
-from vardrop._core.files import read_tensors, with_checksum, write_tensors
+from vardrop._core.files import read_tensors, write_tensors
 from vardrop.app.runs import evaluate, fit, load_run, resume
 from vardrop.app.runs.run_callbacks import RunCallback
 
@@ -38,14 +39,6 @@ def base(tmp_path_factory):
 def runs(base, tmp_path):
     shutil.copytree(base, tmp_path / "runs")
     return tmp_path / "runs"
-
-
-def edited(path, name, **changes):
-    """A run whose JSON file of this name says something else; None takes a key out."""
-    value = json.loads((path / name).read_text())
-    del value["sha256"]
-    value = {k: v for k, v in {**value, **changes}.items() if v is not None}
-    (path / name).write_text(json.dumps(with_checksum(value)))
 
 
 # Runs.
@@ -101,7 +94,7 @@ def test_what_is_clearly_better_is_said(runs):
     tensors["log_prob"] = read_tensors(runs / "plain" / "arrays.safetensors")[0]["log_prob"] - 1
     write_tensors(runs / "noisy" / "arrays.safetensors", tensors, values)
     results = load_run(runs / "plain").results["metrics"]
-    edited(runs / "noisy", "results.json", metrics={**results, "nll": results["nll"] + 1})
+    reseal(runs / "noisy" / "results.json", metrics={**results, "nll": results["nll"] + 1})
     line = str(vd.compare_runs([runs / "plain", runs / "noisy"])).splitlines()[3]
     assert "+1.0000 [1.0000, 1.0000] worse" in line
     back = str(vd.compare_runs([runs / "noisy", runs / "plain"])).splitlines()[3]

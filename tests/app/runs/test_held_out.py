@@ -394,14 +394,6 @@ def test_intervals_of_a_grouped_fit_cover_rows_of_new_groups(tmp_path):
     assert abs(inside.groupby(fresh.group).mean().mean() - 0.9) < 4 * math.hypot(0.021, 0.013)
 
 
-def test_folds_of_a_grouped_fit_divide_no_group():
-    group = torch.tensor(grouped(60, 0, rows=10).group.to_numpy())
-    part = Part(torch.zeros(600, 1), torch.zeros(600, 1), None, group)
-    for trained, held in fold_pairs(part, 4, "regression", 0):
-        assert not set(trained.group.tolist()) & set(held.group.tolist())
-        assert len(held.y) == 150
-
-
 @pytest.mark.parametrize("offset", [1.6e9, 1e22])
 def test_targets_of_a_large_mean_keep_their_digits(tmp_path, offset):
     """Such as timestamps: in single precision 1.6e9 has steps of 128."""

@@ -1,7 +1,6 @@
 """Runs keep what was trained: no mixed data, no lost or stale results, no silent damage."""
 
 import copy
-import functools
 import json
 import math
 import shutil
@@ -11,8 +10,9 @@ import pytest
 import torch
 
 import vardrop as vd
+from tests.app.sealed import reseal
 from tests.refusals import assert_refused
-from vardrop._core.files import read_tensors, with_checksum
+from vardrop._core.files import read_tensors
 from vardrop.app import runs
 from vardrop.app.data import datasets as catalog, splits
 from vardrop.app.runs import compress, fit, load_run, resume
@@ -177,31 +177,21 @@ def test_a_file_whose_checksum_is_damaged_or_missing_is_damaged(run, name, damag
         assert_refused(f"the checksum of .*{name} to match its content", read)
 
 
-def put(value, path, new):
-    """The value with another one at a place; nothing there for `...`."""
-    found = copy.deepcopy(value)
-    inner = functools.reduce(lambda inner, key: inner[key], path[:-1], found)
-    inner[path[-1]] = new
-    if new is ...:
-        del inner[path[-1]]
-    return found
-
-
-def test_a_sealed_value_that_no_run_has_is_told(run):
-    value = json.loads((run / "config.json").read_text())
-    del value["sha256"]
-    for path, hostile, text in [
-        (("settings", "lr"), "x", "`lr` to be a finite number"),
-        (("settings", "folds"), ..., r"fields \['folds'\] of Settings are miss"),
-        (("data", "more"), 1, r"fields \['more'\] of Data are missing or unkn"),
-        (("data", "stratify"), ..., r"fields \['stratify'\] of Data are"),
-        (("method",), vd.to_json(vd.LogUniform()), "`method` to be a recipe, or null"),
-        (("data",), ..., "KeyError: 'data'"),
-    ]:
-        (run / "config.json").write_text(json.dumps(with_checksum(put(value, path, hostile))))
-        assert_refused(
-            f"config.json and .* to hold the description of a run.*{text}", load_run, run
-        )
+@pytest.mark.parametrize("place, hostile, message", [
+    ("settings.lr", "x", "`lr` to be a finite number"),
+    ("settings.folds", ..., r"fields \['folds'\] of Settings are miss"),
+    ("data.more", 1, r"fields \['more'\] of Data are missing or unkn"),
+    ("data.stratify", ..., r"fields \['stratify'\] of Data are"),
+    ("method", vd.to_json(vd.LogUniform()), "`method` to be a recipe, or null"),
+    ("data", None, "KeyError: 'data'"),
+])  # fmt: skip
+def test_a_sealed_value_that_no_run_has_is_told(run, place, hostile, message):
+    part, _, key = place.partition(".")
+    inner = {**json.loads((run / "config.json").read_text())[part], key: hostile}
+    inner = {k: v for k, v in inner.items() if v is not ...}
+    reseal(run / "config.json", **{part: inner if key else hostile})
+    told = f"config.json and .* to hold the description of a run.*{message}"
+    assert_refused(told, load_run, run)
 
 
 # Nothing wrong is answered.
