@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import vardrop as vd
+from tests.nets import Parts, assert_unchanged
 from tests.refusals import assert_refused
 from vardrop.compression import Select, ShrinkPlan
 
@@ -24,10 +25,10 @@ def net_with_dead_units():
 @pytest.mark.parametrize("drop_inputs", [False, True])
 def test_plan_is_a_value_that_apply_carries_out(drop_inputs):
     net, x = net_with_dead_units(), torch.randn(7, 5)
-    state = {k: v.clone() for k, v in net.state_dict().items()}
-    plan = vd.shrink(net, x[:1], drop_inputs=drop_inputs).plan
+    with assert_unchanged(net):
+        plan = vd.shrink(net, x[:1], drop_inputs=drop_inputs).plan
+        one, two = plan.apply(net), plan.apply(copy.deepcopy(net))
     assert isinstance(plan, ShrinkPlan)
-    one, two = plan.apply(net), plan.apply(copy.deepcopy(net))
     assert one is not two
     whole = vd.shrink(net, x[:1], drop_inputs=drop_inputs).net
     for small in (one, two):
@@ -37,7 +38,6 @@ def test_plan_is_a_value_that_apply_carries_out(drop_inputs):
     assert {n: tuple(d.shape) for n, d in plan.standard_deviations.items()} == {
         n: tuple(p.shape) for n, p in one.named_parameters() if p.dim() > 1
     }
-    assert all(torch.equal(state[k], v) for k, v in net.state_dict().items())
     assert plan.layers[0].after.outputs == one.get_submodule("2").in_features == 5
     lines = str(plan).splitlines()
     assert lines[0].startswith("MACs 106 -> ")
@@ -58,21 +58,12 @@ def test_plan_refuses_a_net_that_it_was_not_made_for():
     assert_refused("Expected `net` to be a torch.nn.Module, but got None", plan.apply, None)
 
 
-class Branching(nn.Module):
-    """Takes another way where its input is large, or very small."""
-
-    def __init__(self, way):
-        super().__init__()
-        self.a, self.b, self.way = nn.Linear(4, 6), nn.Linear(6, 2), way
-
-    def forward(self, x):
-        h = self.a(x)
-        return self.b(torch.sigmoid(h) if self.way(float(x.abs().max())) else torch.relu(h))
-
-
 @pytest.mark.parametrize("way", [lambda top: top > 8, lambda top: top < 0.05])
 def test_unit_that_another_branch_needs_stays(way):
-    net = Branching(way).eval()
+    """A net that takes another way where its input is large, or very small."""
+    act = lambda x: torch.sigmoid if way(float(x.abs().max())) else torch.relu
+    run = lambda net, x: net.b(act(x)(net.a(x)))
+    net = Parts(run, a=nn.Linear(4, 6), b=nn.Linear(6, 2)).eval()
     net.a.weight.data[:3] = 0
     net.a.bias.data[:3] = -1.0  # constants, zero after the relu
     small, plan = vd.shrink(net, torch.randn(2, 4))
@@ -85,19 +76,12 @@ def test_unit_that_another_branch_needs_stays(way):
 
 
 def test_rounding_that_large_inputs_magnify_is_no_difference():
-    class Sharp(nn.Module):
+    def sharp(net, x):
         """Logits grow with the square of the input, so the softmax magnifies their rounding."""
+        h = net.b(net.a(x)) * 30
+        return net.c(torch.softmax(h @ h.mT, -1) @ h)
 
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.c = nn.Linear(6, 40), nn.Linear(40, 6), nn.Linear(6, 2)
-
-        def forward(self, x):
-            h = self.b(self.a(x)) * 30
-            return self.c(torch.softmax(h @ h.mT, -1) @ h)
-
-    torch.manual_seed(0)
-    net = Sharp().eval()
+    net = Parts(sharp, a=nn.Linear(6, 40), b=nn.Linear(40, 6), c=nn.Linear(6, 2)).eval()
     net.b.weight.data[:, ::3] = 0
     net.a.weight.data[1] = 0  # a constant, which is folded: sums are rounded in another order
     plan = vd.shrink(net, torch.randn(5, 6)).plan
@@ -134,17 +118,13 @@ def test_integers_are_data(kind, example):
 
 
 def test_a_net_that_takes_no_other_integers_is_proven_on_the_example():
-    class Steps(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 2)
+    def run(net, x, steps):
+        if int(steps) != 3:
+            raise ValueError("three steps")
+        return net.b(net.a(x).relu())
 
-        def forward(self, x, steps):
-            if int(steps) != 3:
-                raise ValueError("three steps")
-            return self.b(self.a(x).relu())
-
-    plan = vd.shrink(Steps().eval(), (torch.randn(2, 4), torch.tensor(3))).plan
+    net = Parts(run, a=nn.Linear(4, 6), b=nn.Linear(6, 2)).eval()
+    plan = vd.shrink(net, (torch.randn(2, 4), torch.tensor(3))).plan
     assert plan.proof.startswith("Equal on the example")
     one = nn.Sequential(nn.Linear(4, 2))
     assert "integers" not in vd.shrink(one, torch.randn(1, 4)).plan.proof
@@ -205,16 +185,11 @@ class Cell(nn.Module):
         return self.head(h) @ self.mix
 
 
-class Attending(nn.Module):
+def attending():
     """Attention that stays whole, as it has keys of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.head(self.attention(x, x, x)[0])
+    attention = nn.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True)
+    run = lambda net, x: net.head(net.attention(x, x, x)[0])
+    return Parts(run, attention=attention, head=nn.Linear(8, 3))
 
 
 def normalised():
@@ -227,7 +202,7 @@ def transposed():
 
 
 NETS = {
-    "cell": (Cell, (4, 5)), "attention": (Attending, (4, 8)), "weight norm": (normalised, (5,)),
+    "cell": (Cell, (4, 5)), "attention": (attending, (4, 8)), "weight norm": (normalised, (5,)),
     "grouped and transposed": (transposed, (2, 7, 7)),
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 from torch.utils._pytree import tree_leaves
 
 import vardrop as vd
+from tests.compression.nets import check_cut
 from tests.refusals import assert_refused
 from vardrop.compression.modules.pruned_recurrent import Unrolled
 
@@ -94,17 +95,11 @@ def test_units_that_nothing_else_reads_go_and_the_net_is_read_again(name, tmp_pa
         for key, weight in net.layer.named_parameters():
             if key.startswith("weight_ih_l0"):
                 weight[:, 2] = 0
-    small, plan = vd.shrink(net, x)
+    sizes = {"layer.input_size": 5, "layer.hidden_size": 6, "words.embedding_dim": 5}
+    longer, into = torch.cat([x, x], 1), Reader(**KINDS[name])
+    small, plan = check_cut(net, x, into, tmp_path / "small", sizes, longer)
     assert type(small.layer) is type(net.layer)
-    assert (small.layer.input_size, small.layer.hidden_size) == (5, 6)
-    assert small.words.embedding_dim == 5
     assert plan.total("macs")[1] < 0.8 * plan.total("macs")[0]
-    longer = torch.cat([x, x], 1)
-    for inputs in (x, longer):
-        torch.testing.assert_close(small(inputs), net(inputs))
-    vd.save(small, tmp_path / "small.safetensors")
-    again = vd.load(tmp_path / "small.safetensors", into=Reader(**KINDS[name]))
-    assert torch.equal(again(x), small(x))
 
 
 def test_layers_of_one_size_keep_as_many_units_each():
@@ -117,15 +112,14 @@ def test_layers_of_one_size_keep_as_many_units_each():
     assert "1 units stay to keep layers of equal width." in plan.notes
 
 
-def test_units_before_a_projection_go():
+def test_units_before_a_projection_go(tmp_path):
     net, x = Reader(proj_size=4).eval(), example()
     with torch.no_grad():
         net.layer.weight_hr_l0[:, :3] = 0
         net.head.weight[:, 0] = 0
         net.layer.weight_hh_l0[:, 0] = 0
-    small = vd.shrink(net, x).net
-    assert (small.layer.hidden_size, small.layer.proj_size) == (5, 3)
-    torch.testing.assert_close(small(x), net(x))
+    sizes = {"layer.hidden_size": 5, "layer.proj_size": 3}
+    check_cut(net, x, Reader(proj_size=4), tmp_path / "small", sizes, x)
 
 
 @torch.no_grad()
@@ -137,24 +131,18 @@ def silence(net, unit, value):
     net.layer.bias_ih_l0[16 + unit] = value
 
 
-def test_a_state_that_is_always_zero_goes_though_it_is_read():
+@pytest.mark.parametrize("value, read_by_itself, left", [
+    (0.0, True, 7), (1.0, True, 8), (1.0, False, 8),
+])  # fmt: skip
+def test_a_state_without_inputs_goes_only_where_it_is_always_zero(
+    value, read_by_itself, left, tmp_path
+):
     net, x = Reader().eval(), example()
-    silence(net, 3, 0.0)
-    small = vd.shrink(net, x).net
-    assert small.layer.hidden_size == 7
-    torch.testing.assert_close(small(x), net(x))
-
-
-@pytest.mark.parametrize("read_by_itself", [True, False])
-def test_a_state_that_moves_without_inputs_stays(read_by_itself):
-    net, x = Reader().eval(), example()
-    silence(net, 3, 1.0)
+    silence(net, 3, value)
     if not read_by_itself:
         net.layer.weight_hh_l0.data[:, 3] = 0
-    small = vd.shrink(net, x).net
-    assert small.layer.hidden_size == 8
     longer = torch.cat([x, x], 1)
-    torch.testing.assert_close(small(longer), net(longer))
+    check_cut(net, x, Reader(), tmp_path / "small", {"layer.hidden_size": left}, longer)
 
 
 def test_a_state_that_is_given_or_returned_stays():
@@ -238,26 +226,12 @@ def test_a_file_with_a_recurrent_layer_needs_one_to_be_read_into(tmp_path):
     assert_refused(refused, vd.load, tmp_path / "small.safetensors", into=narrow)
 
 
-class Projected(nn.Module):
-    def __init__(self, bidirectional):
-        super().__init__()
-        self.layer = nn.LSTM(3, 8, proj_size=4, batch_first=True, bidirectional=bidirectional)
-        self.head = nn.Linear(4 * (1 + bidirectional), 2)
-
-    def forward(self, x):
-        return self.head(self.layer(x)[0])
-
-
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_a_projected_state_keeps_more_units_than_it_projects_to(bidirectional, tmp_path):
-    net, x = Projected(bidirectional).eval(), torch.randn(2, 6, 3)
+    make = lambda: Reader(proj_size=4, take="steps", bidirectional=bidirectional)
+    net, x = make().eval(), example()
     for name, weight in net.named_parameters():
         if "weight_hr" in name:
             weight.data[:, 2:] = 0  # six of the eight hidden units are read by nothing
-    small = vd.shrink(net, x).net
-    assert (small.layer.hidden_size, small.layer.proj_size) == (5, 4)  # torch wants more than 4
-    with torch.no_grad():
-        assert torch.allclose(small(x), net(x), atol=1e-6)
-        vd.save(small, tmp_path / "net")
-        again = vd.load(tmp_path / "net", into=Projected(bidirectional))
-        assert torch.equal(again(x), small(x))
+    sizes = {"layer.hidden_size": 5, "layer.proj_size": 4}  # torch wants more than 4
+    check_cut(net, x, make(), tmp_path / "net", sizes, torch.cat([x, x], 1))

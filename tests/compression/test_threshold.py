@@ -7,6 +7,7 @@ from torch import nn
 
 import vardrop as vd
 from tests.compression.nets import accuracy
+from tests.nets import Parts
 from vardrop.compression import Threshold, choose_threshold, shrink, zero_pruned_weights
 from vardrop.compression.trace_units import trace_units
 
@@ -98,21 +99,13 @@ def test_dead_weights_of_infinite_ratio_do_not_upset_the_sweep():
 # Shrinking is exact, and the plan says how much the threshold itself changes.
 
 
-class Adapted(nn.Module):
-    """A frozen layer with an adapter of rank 8, as LoRA has it."""
-
-    def __init__(self):
-        super().__init__()
-        self.base = nn.Linear(6, 5).requires_grad_(False)
-        self.lora_A, self.lora_B = nn.Linear(6, 8, bias=False), nn.Linear(8, 5, bias=False)
-
-    def forward(self, x):
-        return self.base(x) + 2 * self.lora_B(self.lora_A(x))
-
-
 def with_half_of_the_ranks_dead(recipe):
+    """A frozen layer with an adapter of rank 8, as LoRA has it."""
     torch.manual_seed(0)
-    net = vd.convert(Adapted().eval(), recipe, include="lora_B")
+    layers = {"lora_A": nn.Linear(6, 8, bias=False), "lora_B": nn.Linear(8, 5, bias=False)}
+    run = lambda net, x: net.base(x) + 2 * net.lora_B(net.lora_A(x))
+    net = Parts(run, base=nn.Linear(6, 5).requires_grad_(False), **layers).eval()
+    vd.convert(net, recipe, include="lora_B")
     closed = {"log_sigma2": 1.0, "logit": -8.0, "log_sigma": 3.0, "raw_a": -9.0}
     for name, parameter in net.lora_B.gate.named_parameters():
         if name in closed:
