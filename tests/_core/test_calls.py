@@ -123,23 +123,13 @@ def test_rows_and_parts():
 # States of torch's generators on any device.
 
 
-class Generators:
-    """The generators of devices that this machine does not have."""
-
-    def __init__(self):
-        self.states = {}
-
-    def get_rng_state(self, device):
-        return self.states.setdefault(device, torch.tensor([0]))
-
-    def set_rng_state(self, state, device):
-        self.states[device] = state
-
-
 @pytest.fixture
 def gpus(monkeypatch):
     """Two GPUs that hold nothing but generators. The state of a fresh generator is its seed."""
-    generators, real = Generators(), torch.Generator
+    states, real = {}, torch.Generator
+    read = lambda device: states.setdefault(device, torch.tensor([0]))
+    write = lambda state, device: states.update({device: state})
+    generators = SimpleNamespace(states=states, get_rng_state=read, set_rng_state=write)
     monkeypatch.setattr(torch, "get_device_module", lambda device: generators)
     seeded = lambda seed: SimpleNamespace(get_state=lambda: torch.tensor([seed]))
     fresh = lambda device="cpu": real() if device == "cpu" else SimpleNamespace(manual_seed=seeded)

@@ -1,4 +1,7 @@
-"""Files: damage is seen, one process works in a directory, JSON is JSON."""
+"""Files: checksums are required, one process works in a directory, JSON is JSON.
+
+Damaged files of every format: `test_fuzz_files.py`.
+"""
 
 import errno
 import json
@@ -12,66 +15,21 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-import vardrop as vd
 from tests.refusals import assert_refused
 from vardrop._core import files
 from vardrop._core.errors import printable
 from vardrop._core.files import verify_checksum
 
 
-def damages(raw):
-    """The file cut off, with one bit changed and with one byte more, at every second place."""
-    for k in range(0, len(raw), 2):
-        yield raw[:k]
-        yield raw[:k] + bytes([raw[k] ^ 1 << k // 2 % 8]) + raw[k + 1 :]
-        yield raw[:k] + b"0" + raw[k:]
-
-
-@pytest.fixture
-def tensors():
-    return {"net.weight": torch.randn(9, 7), "net.bias": torch.randn(9), "n": torch.tensor(3)}
-
-
-def share_reported(path, unchanged):
-    """The share of damages that raise an error; with others the same content must be read."""
-    messages, versions = [], list(damages(path.read_bytes()))
-    for content in versions:
-        path.write_bytes(content)
-        try:
-            assert unchanged()  # a blank of the header, and the like
-        except vd.VardropError as error:
-            messages.append(str(error))
-    assert all(str(path) in text for text in messages)
-    return len(messages) / len(versions)
-
-
-def test_no_damage_to_tensors_is_read_as_something_else(tmp_path, tensors):
-    path, values = tmp_path / "t.safetensors", {"epoch": 3, "phase": "fit", "best": 0.25}
-    files.write_tensors(path, tensors, values)
-
-    def unchanged():
-        found, again = files.read_tensors(path)
-        same = all(torch.equal(found[k], tensors[k]) for k in tensors)
-        return same and (again, found.keys()) == (values, tensors.keys())
-
-    assert share_reported(path, unchanged) > 0.9
-
-
-def test_tensors_without_a_checksum_are_an_error(tmp_path, tensors):
+def test_tensors_without_a_checksum_are_an_error(tmp_path):
     path = tmp_path / "t.safetensors"
-    files.write_tensors(path, tensors, {"epoch": 3})
+    files.write_tensors(path, {"net.weight": torch.randn(9, 7)}, {"epoch": 3})
     own = load(path.read_bytes())
     for metadata in (None, {"values": '{"epoch": 3}'}, {"values": "null", "sha25": "0"}):
         path.write_bytes(save(own, metadata))
         assert_refused("checksum of .*t.safetensors to match", files.read_tensors, path)
-
-
-def test_no_damage_to_a_sealed_object_is_read_as_something_else(tmp_path):
-    path = tmp_path / "c.json"
-    value = {"version": 2, "where": None, "settings": {"lr": 1e-3, "seed": 0}, "drop": ["a", "ü"]}
-    files.write_json(path, files.with_checksum(value))
-    read = lambda: verify_checksum(files.read_json(path), str(path))
-    assert share_reported(path, lambda: read() == value) > 0.8
+    path.write_bytes(path.read_bytes()[:-1])
+    assert_refused("t.safetensors to be a safetensors file.*damaged", files.read_tensors, path)
 
 
 def test_an_object_without_its_seal_is_an_error():

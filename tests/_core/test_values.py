@@ -11,7 +11,6 @@ from torch import nn
 import vardrop as vd
 from experiments.selective import MaskedNoise  # noqa: F401 - a field without a default
 from tests.refusals import assert_refused
-from vardrop.posteriors import Axes
 from vardrop.testing import HEADS, RECIPES
 
 
@@ -54,7 +53,7 @@ def test_bad_input(call, match):
 
 def test_initial_alpha_of_the_authors():
     q = vd.variational_dropout("B", drop_rate=0.2).posterior
-    tensors = q.initial(torch.zeros(2, 3), Axes((1,), (0,)))
+    tensors = q.initial(torch.zeros(2, 3), vd.posteriors.Axes((1,), (0,)))
     torch.testing.assert_close(tensors["log_alpha"].exp(), torch.full((2, 3), 0.25))
 
 

@@ -54,13 +54,10 @@ def test_another_library_is_compared_within_its_process():
     assert goal.answer(rows[:2]) is None
 
 
-def test_rows_of_goals_are_profiled():
-    assert asked(TRAIN, SMALL, "sparse_vd, KL value every 10")
-    assert not asked(TRAIN, SMALL, "plain")
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inside torch.compile
 def test_goals_ask_for_rows_that_are_measured():
+    assert asked(TRAIN, SMALL, "sparse_vd, KL value every 10")  # these are profiled
+    assert not asked(TRAIN, SMALL, "plain")
     cases = {case.name for case in (*CASES, *PREDICT)}
     cases |= {"1 M weights", "import vardrop, beyond torch"}
     cases |= {f"{name} b{batch}" for name in deploying.NETS for batch in (256, 1)}
@@ -83,48 +80,6 @@ def test_each_library_runs_beside_ours_with_noise_of_the_same_kind():
     assert all(set(BUILDS[peer]) < set(beside(peer)) for peer in BUILDS)
 
 
-def toy_run():
-    step = {"group": TRAIN, "case": SMALL, "threads": 1, "ms": 1.0, "low": 0.9, "high": 1.1}
-    noisy = "sparse_vd, KL value every 10"
-    beside_torchbnn = {**step, "environment": "torchbnn"}
-    failing = {"group": TRAIN, "case": LENET, "candidate": "TyXe", "ratio": None}
-    return {
-        "date": "2026-01-01T00:00:00", "quick": True, "rounds": 3, "threads": [1],
-        "machine": {"torch": "2", "python": "3", "processor": "p", "cores": 2, "load before": 0.1},
-        "parts": [
-            {"name": "kl", "threads": 1, "seconds": 60.0, "others": 0.0},
-            {"name": "train step", "threads": 1, "seconds": 60.0, "others": 1.2},
-        ],
-        "peers": {
-            "torchbnn": {"requirement": "torchbnn==1.2", "checks": {
-                "torchbnn": {"marks": ["KL is no sum"]}}},
-            "blitz": {"requirement": "blitz==0", "failure": "does not install: no such version"},
-        },
-        "rows": [
-            {**step, "candidate": "plain", "ratio": 1.0},
-            {**step, "candidate": noisy, "ratio": 2.5, "profile": [["aten::mm", 0.6]]},
-            {**beside_torchbnn, "candidate": "plain", "ratio": 1.0},
-            {**beside_torchbnn, "candidate": "vardrop, weight draws", "ratio": 2.0},
-            {**beside_torchbnn, "candidate": "torchbnn", "ratio": 3.0},
-            {**failing, "environment": "tyxe", "note": "fails: ValueError: no"},
-        ],
-    }  # fmt: skip
-
-
-def test_a_page_says_what_was_missed_and_why():
-    page = results.markdown(toy_run())
-    line = f"| LRT train step, exact KL | {SMALL} | 3.00 (torchbnn) | 1.9, then 1.6 | 2.50 | no |"
-    assert line in page
-    assert "by `sparse_vd, KL value every 10`: mm 60 %" in page
-    assert f"exact KL, channels-last | {LENET} |  | 1.45, then 1.2 | - | not" in page
-    assert f"| torchbnn | {SMALL} | 1.50 |" in page
-    assert "| *torchbnn* | 3.00 | 0.90-1.10 | 1.000 | KL is no sum |" in page
-    assert "| *TyXe* | - |  |  | fails: ValueError: no |" in page
-    assert "| blitz==0 | does not install: no such version |" in page
-    assert "kept 1.2 to 1.2 cores busy during train step on 1." in page
-    assert page.count("| plain | 1.00 |") == 1
-
-
 def test_the_page_opens_with_the_cost_relative_to_plain_torch_at_its_best():
     step = {"group": TRAIN, "case": LENET, "threads": 1}
     times = {"plain, fused Adam": 9.0, "plain, channels-last, fused Adam": 5.0, "plain": 10.0}
@@ -135,39 +90,45 @@ def test_the_page_opens_with_the_cost_relative_to_plain_torch_at_its_best():
     measured = {"CNN b8": {"plain": 1.0, "plain, channels-last": 0.5, "predict, class": 20.0}}
     measured["CNN b8"]["plain, ms"] = 4.0
     assert results.prediction_cost(measured)[-1] == "| CNN, 8 | 2.00 | 40 | - | - |"
-    page = results.markdown(toy_run())
-    titles = ("Cost of a training step", "Cost of a prediction", "Other libraries", "Appendix")
-    places = [page.index(f"## {title}") for title in titles]
-    assert places == sorted(places)
 
 
-def test_the_page_is_the_page_of_its_run():
-    page = (results.HERE / "RESULTS.md").read_text()
-    date = re.search(r"^(\d{4}-\d\d-\d\dT[\d:]+), ", page, re.MULTILINE)[1]
-    stored = json.loads((results.HERE / "history" / f"{date.replace(':', '')}.json").read_text())
-    assert page == results.markdown(stored)
+PAGE = (results.HERE / "RESULTS.md").read_text()
+
+
+@pytest.fixture
+def stored():
+    """The run that the page is of."""
+    date = re.search(r"^(\d{4}-\d\d-\d\dT[\d:]+), ", PAGE, re.MULTILINE)[1]
+    return json.loads((results.HERE / "history" / f"{date.replace(':', '')}.json").read_text())
+
+
+def test_the_page_is_the_page_of_its_run_and_says_what_was_missed_and_why(stored):
+    assert results.markdown(stored) == PAGE
+    for row in stored["rows"]:
+        row |= {"ratio": row["ratio"] and 9 * row["ratio"], "profile": [["aten::mm", 0.6]]}
+    stored["parts"][0]["others"] = 1.2
+    stored["peers"]["blitz"] = {"requirement": "blitz==0", "failure": "does not install: no"}
+    page = results.markdown(stored)
+    assert re.search(r"\| LRT train step, exact KL \| .* \| no \|", page)
+    assert re.search("by `sparse_vd, .*`: mm 60 %", page)
+    assert "| blitz==0 | does not install: no |" in page
+    assert f"1.2 cores busy during {stored['parts'][0]['name']} on 1" in page
 
 
 def test_the_chart_has_one_bar_for_each_library():
-    rows = [
-        {"group": "train step", "case": "a b1", "threads": 1, "candidate": name, "ratio": ratio}
-        | ({"environment": where} if where else {})
-        for name, ratio, where in (
-            ("plain", 1.0, ""), ("sparse_vd", 2.0, ""), ("torchbnn", 3.0, "torchbnn"),
-            ("torchbnn, channels-last", 2.5, "torchbnn"), ("bayesian-torch", 4.0, "bayesian-torch"),
-            ("bayesian-torch flipout", 5.0, "bayesian-torch"),
-            ("vardrop, weight draws", 1.5, "torchbnn"),
-            ("vardrop, weight draws", 2.5, "bayesian-torch"),
-        )
+    measured = [
+        ("plain", 1.0, ""), ("sparse_vd", 2.0, ""), ("torchbnn", 3.0, "torchbnn"),
+        ("torchbnn, channels-last", 2.5, "torchbnn"), ("bayesian-torch", 4.0, "bayesian-torch"),
+        ("bayesian-torch flipout", 5.0, "bayesian-torch"),
+        ("vardrop, weight draws", 1.5, "torchbnn"), ("vardrop, weight draws", 2.5, "bayesian-torch"),
     ]  # fmt: skip
-    assert chart.bars(rows) == {
-        "a b1": {
-            "plain torch": 1.0,
-            "torchbnn": 2.5,
-            "bayesian-torch": 4.0,
-            "vardrop, one sample per batch": 2.0,
-        }
-    }
+    step = {"group": "train step", "case": "a b1", "threads": 1}
+    rows = [
+        {**step, "candidate": name, "ratio": ratio} | ({"environment": where} if where else {})
+        for name, ratio, where in measured
+    ]
+    expected = {"plain torch": 1.0, "torchbnn": 2.5, "bayesian-torch": 4.0}
+    assert chart.bars(rows) == {"a b1": {**expected, "vardrop, one sample per batch": 2.0}}
 
 
 def started(only=("",), threads=(1,), quick=True):
@@ -239,15 +200,12 @@ def test_ratios_are_over_the_median_of_the_reference(monkeypatch):
 
 
 def test_repeated_calls_are_brought_back_to_one():
-    found = [
-        {"candidate": "plain", "ms": 10.0, "ratio": 1.0, "low": 1.0, "high": 1.0},
-        {"candidate": "other", "ms": 4.0, "ratio": 0.4, "low": 0.4, "high": 0.4},
-    ]
+    relative = {
+        name: {"ratio": r, "low": r, "high": r} for name, r in (("plain", 1.0), ("other", 0.4))
+    }
+    found = [{"candidate": n, "ms": 10 * row["ratio"], **row} for n, row in relative.items()]
     plain, other = per_call(found, {"plain": 5, "other": 2})
     assert (plain["ms"], plain["ratio"], other["ms"], other["ratio"]) == (2.0, 1.0, 2.0, 1.0)
-
-
-def test_quartiles():
     assert quartiles([4.0]) == (4.0, 4.0, 4.0)
     assert quartiles([5.0, 1.0, 3.0, 2.0, 4.0]) == (2.0, 3.0, 4.0)
 

@@ -14,7 +14,6 @@ from torch.nn import functional
 import vardrop as vd
 from tests.replay import replay
 from vardrop import functional as F
-from vardrop.functional import clamp_with_gradient
 from vardrop.functional.fast import additive, switch
 from vardrop.functional.fast.table import FAST_PATHS
 
@@ -24,31 +23,31 @@ BELOW_ZERO = (-math.inf, 0.0)
 def test_only_steps_out_of_the_range_stop():
     x = torch.tensor([-1.0, 0.0, 0.5, 0.5], requires_grad=True)
     direction = torch.tensor([-1.0, -1.0, -1.0, 1.0])
-    (clamp_with_gradient(x, *BELOW_ZERO) * direction).sum().backward()
-    assert clamp_with_gradient(x, *BELOW_ZERO).tolist() == [-1.0, 0.0, 0.0, 0.0]
+    (F.clamp_with_gradient(x, *BELOW_ZERO) * direction).sum().backward()
+    assert F.clamp_with_gradient(x, *BELOW_ZERO).tolist() == [-1.0, 0.0, 0.0, 0.0]
     assert x.grad.tolist() == [-1.0, 0.0, 0.0, 1.0]
 
 
 def test_the_sum_of_all_uses_is_judged():
     x = torch.zeros(2, requires_grad=True)
-    first = clamp_with_gradient(x, *BELOW_ZERO) * torch.tensor([0.2, 1.2])
-    (first + (clamp_with_gradient(x, *BELOW_ZERO) * torch.tensor([-1.2, -0.2]))).sum().backward()
+    first = F.clamp_with_gradient(x, *BELOW_ZERO) * torch.tensor([0.2, 1.2])
+    (first + (F.clamp_with_gradient(x, *BELOW_ZERO) * torch.tensor([-1.2, -0.2]))).sum().backward()
     assert x.grad.tolist() == [0.0, 1.0]  # apart they would give 0.2 and 1.2
 
 
 def test_both_ends_and_two_ranges_of_one_parameter():
     x = torch.tensor([-1.0, 1.0], requires_grad=True)
-    (clamp_with_gradient(x, -1.0, 1.0) * torch.tensor([1.0, -1.0])).sum().backward()
+    (F.clamp_with_gradient(x, -1.0, 1.0) * torch.tensor([1.0, -1.0])).sum().backward()
     assert x.grad.tolist() == [0.0, 0.0]
     x.grad = None
-    (clamp_with_gradient(x, -1.0, 2.0) * torch.tensor([-1.0, 1.0])).sum().backward()
+    (F.clamp_with_gradient(x, -1.0, 2.0) * torch.tensor([-1.0, 1.0])).sum().backward()
     assert x.grad.tolist() == [-1.0, 1.0]
 
 
 def test_a_parameter_has_one_hook_and_is_not_kept_alive():
     x = nn.Parameter(torch.zeros(2))
     for _ in range(5):
-        clamp_with_gradient(x, *BELOW_ZERO)
+        F.clamp_with_gradient(x, *BELOW_ZERO)
     assert len(x._backward_hooks) == 1
     alive = weakref.ref(x)
     del x
@@ -69,9 +68,9 @@ def test_a_copy_has_its_own_bound(twin):
 
 def test_no_parameter_no_hook():
     x = torch.zeros(3, requires_grad=True)
-    (clamp_with_gradient(2 * x, *BELOW_ZERO) * -1.0).sum().backward()
+    (F.clamp_with_gradient(2 * x, *BELOW_ZERO) * -1.0).sum().backward()
     assert x.grad.tolist() == [0.0, 0.0, 0.0]
-    slope = torch.func.grad(lambda t: -clamp_with_gradient(t, *BELOW_ZERO).sum())(torch.zeros(2))
+    slope = torch.func.grad(lambda t: -F.clamp_with_gradient(t, *BELOW_ZERO).sum())(torch.zeros(2))
     assert slope.tolist() == [0.0, 0.0]
 
 

@@ -4,6 +4,7 @@ import copy
 import pickle
 import threading
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,14 +21,11 @@ from tests.refusals import assert_refused
 from tests.replay import replay
 from tests.z_scores import assert_mean, z_bound
 from vardrop import heads, recipes
-from vardrop.heads import DropMaxRule, Head, SoftmaxRule
+from vardrop.heads import DropMaxRule, Head
 from vardrop.heads.baselines import sparsemax
 from vardrop.testing import HEADS
 
-RULES = [
-    SoftmaxRule(), heads.SampledSoftmaxRule(), heads.ClassDropoutRule(), heads.AttentionRule(), DropMaxRule(),
-    heads.SparsemaxRule(),
-]  # fmt: skip
+RULES = [recipe.rule for recipe in HEADS.values()]
 H, Y = torch.randn(8, 5), torch.randint(4, (8,))
 
 
@@ -74,18 +72,13 @@ def test_the_gradient_stops_inside_g_and_kl_and_entropy_move_both_branches():
     assert moves(out.kl, correction) & moves(out.entropy, retain)
 
 
-def test_kl_is_zero_where_q_is_p_and_the_target_is_sure():
-    head = Head(5, 4, DropMaxRule())
+def test_kl_is_zero_where_q_is_p_and_the_target_is_sure_and_the_target_is_always_kept():
+    head = dropmax()
     for p in (*head.retain.parameters(), *head.correction.parameters()):
         p.data.zero_()
     head.retain.bias.data.fill_(30.0)
     assert head.loss(H, Y).kl.abs() < 1e-10
-
-
-def test_the_target_is_always_kept():
-    head = Head(5, 4, DropMaxRule())
-    # every class is dropped almost surely
-    head.retain.bias.data.fill_(-1e4)
+    head.retain.bias.data.fill_(-1e4)  # every class is dropped almost surely
     assert head.loss(H, Y).nll < 1e-6
 
 
@@ -162,7 +155,7 @@ def test_sparsemax_loss_has_its_published_gradient():
 
 
 def test_softmax_head_is_cross_entropy():
-    head = Head(5, 4, SoftmaxRule())
+    head = Head(5, 4, heads.SoftmaxRule())
     expected = functional.cross_entropy(functional.linear(H, head.weight, head.bias), Y)
     torch.testing.assert_close(head.loss(H, Y).loss, expected)
 
@@ -229,10 +222,9 @@ def test_elbo_drives_noisy_layers_below_a_head():
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_elbo_with_a_head_compiles_into_one_graph(rule):
-    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), Head(6, 4, rule))
-    elbo = vd.ELBO(net, vd.Categorical(), num_data=8)
+    elbo = elbo_of(nn.Linear(5, 6), nn.ReLU(), Head(6, 4, rule))
     torch.compile(elbo, fullgraph=True, backend="eager")(H, Y).loss.backward()
-    assert all(p.grad is not None for p in net.parameters())
+    assert all(p.grad is not None for p in elbo.parameters())
 
 
 # ---- conversion
@@ -321,32 +313,22 @@ def test_a_failed_pass_leaves_the_head_as_it_was():
 
 def test_another_thread_gets_log_probabilities_while_the_objective_runs():
     """The objective asks for features; nobody else must get them from the same head."""
-    inside, done, seen = threading.Event(), threading.Event(), []
 
-    def slow(_, x):
+    def meanwhile(_, x):
         if threading.current_thread() is threading.main_thread():
-            inside.set()
-            assert done.wait(20)
+            seen.append(pool.submit(elbo.net, H).result(20))
         return x
 
-    elbo = elbo_of(nn.Linear(5, 6), Parts(slow), Head(6, 4, heads.SoftmaxRule()))
-
-    def other():
-        inside.wait(20)
-        seen.append(elbo.net(H))
-        done.set()
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    loss = elbo(H, Y).loss
-    thread.join()
+    elbo, seen = elbo_of(nn.Linear(5, 6), Parts(meanwhile), Head(6, 4, heads.SoftmaxRule())), []
+    with ThreadPoolExecutor(1) as pool:
+        loss = elbo(H, Y).loss
     expected = torch.log_softmax(elbo.net[2]._maps(elbo.net[0](H))[0], 1)
     assert torch.equal(seen[0], expected)
     torch.testing.assert_close(loss, functional.nll_loss(expected, Y))
 
 
 def test_the_objective_sees_through_a_net_that_is_compiled():
-    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), Head(6, 4, SoftmaxRule()))
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), Head(6, 4, heads.SoftmaxRule()))
     compiled = torch.compile(net, backend="eager")
     expected, loss = compiled(H), vd.ELBO(compiled, vd.Categorical(), num_data=8)(H, Y).loss
     torch.testing.assert_close(loss, functional.nll_loss(expected, Y))

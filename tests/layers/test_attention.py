@@ -10,7 +10,6 @@ import vardrop as vd
 from tests.refusals import assert_refused
 from tests.z_scores import assert_mean, assert_variance
 from vardrop.compression import zero_pruned_weights
-from vardrop.noisy import noisy_modules
 
 QUIET = vd.Recipe(vd.AdditiveGaussian(log_sigma2=-80.0), vd.Normal(), vd.weight_sample)
 OPTIONS = [
@@ -113,9 +112,8 @@ def test_a_dead_head_leaves_the_plain_layer():
 
 def test_kl_counts_the_output_projection_once():
     _, noisy = pair({}, recipe=vd.bayes_by_backprop())
-    own = [t.kl() for t in noisy.noisy_tensors().values()]
-    own += [t.kl() for t in noisy.out_proj.noisy_tensors().values()]
-    torch.testing.assert_close(vd.kl(noisy), torch.stack(own).sum())
+    tensors = (*noisy.noisy_tensors().values(), *noisy.out_proj.noisy_tensors().values())
+    torch.testing.assert_close(vd.kl(noisy), sum(t.kl() for t in tensors))
     torch.testing.assert_close(noisy.kl(), vd.kl(noisy))
 
 
@@ -126,7 +124,7 @@ def test_transformers_convert_whole_and_draw():
         before = net(*x)
         vd.convert(net, vd.sparse_vd(log_sigma2=-4.0))
         assert torch.equal(net(*x), before)
-        for name, module in noisy_modules(net).items():  # each of them draws, alone
+        for name, module in vd.noisy.noisy_modules(net).items():  # each of them draws, alone
             with vd.sampling(module):
                 assert not torch.equal(net(*x), before), name
         assert torch.equal(vd.revert(net)(*x), before)
@@ -138,8 +136,7 @@ def test_attention_that_is_causal_needs_a_mask():
 
 
 def test_a_padded_sequence_has_a_key_left_with_add_zero_attn():
-    layer = torch.nn.MultiheadAttention(8, 2, add_zero_attn=True, batch_first=True)
-    q, padded = torch.randn(2, 3, 8), torch.tensor([[False] * 3, [True] * 3])
-    expected = layer(q, q, q, key_padding_mask=padded)[0]
-    noisy = vd.convert(layer, vd.bayes_by_backprop()).eval()
-    torch.testing.assert_close(noisy(q, q, q, key_padding_mask=padded)[0], expected)
+    plain, noisy = pair({"add_zero_attn": True})
+    q, padded = torch.randn(2, 3, 8).double(), torch.tensor([[False] * 3, [True] * 3])
+    both = (layer(q, q, q, key_padding_mask=padded)[0] for layer in (noisy, plain))
+    torch.testing.assert_close(*both, rtol=1e-9, atol=1e-12)

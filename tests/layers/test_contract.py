@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import vardrop as vd
-from vardrop import recipes
 from vardrop.testing import CHECKS, HEADS, LAYERS, RECIPES, RECURRENT, cases, covering
 
 ALL = RECIPES | RECURRENT
@@ -35,9 +34,9 @@ def test_the_contract_of_every_pair(layer, recipe):
 
 
 def test_every_recipe_is_in_the_table():
-    assert ({name.partition("-")[0] for name in ALL | HEADS} - {"own"}) == set(recipes.METHODS)
+    assert ({name.partition("-")[0] for name in ALL | HEADS} - {"own"}) == set(vd.recipes.METHODS)
     kinds = {"BaseRecipe", "HeadRecipe", "Recipe", "SwitchDropout"}
-    assert set(recipes.METHODS) == set(recipes.__all__) - kinds
+    assert set(vd.recipes.METHODS) == set(vd.recipes.__all__) - kinds
 
 
 @pytest.mark.parametrize("count", [1, 4])

@@ -31,12 +31,9 @@ def projections(x):
 def values(layer, recipe):
     """Output, KL and gradients of one step with noise, and the state that a file would hold."""
     (make, shapes, indices, same), own = LAYERS[layer], torch.Generator().manual_seed(1)
-
-    def drawn(shape):
-        if indices is None:
-            return torch.randn(shape, generator=own, dtype=torch.float64)
-        return torch.arange(math.prod(shape)).view(shape) % indices
-
+    random = lambda shape: torch.randn(shape, generator=own, dtype=torch.float64)
+    index = lambda shape: torch.arange(math.prod(shape)).view(shape) % indices
+    drawn = random if indices is None else index
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = vd.convert(make().double(), (RECIPES | RECURRENT)[recipe]).train()

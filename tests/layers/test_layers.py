@@ -9,7 +9,6 @@ from torch import nn
 
 import vardrop as vd
 from tests.refusals import assert_refused
-from vardrop.layers import NOISY_TYPES
 
 ARGUMENTS = {vd.Linear: (4, 3), vd.Bilinear: (4, 3, 2), vd.Embedding: (5, 3)}
 ARGUMENTS[vd.MultiheadAttention] = (4, 2)
@@ -18,7 +17,8 @@ X, Y = torch.randn(8, 4), torch.randint(3, (8,))
 
 # Only torch's own layers take a type and a device.
 @pytest.mark.parametrize(
-    "kind", [n for plain, n in NOISY_TYPES.items() if plain.__module__.startswith("torch.")]
+    "kind",
+    [n for plain, n in vd.layers.NOISY_TYPES.items() if plain.__module__.startswith("torch.")],
 )
 def test_factory_arguments(kind):
     arguments = ARGUMENTS.get(kind, (2, 3, 2))
@@ -89,10 +89,8 @@ def test_a_net_that_is_trained_without_its_kl_warns_once(recipe, options):
 
 
 def elbo_step(beta):
-    def loss(net, last):
-        return vd.ELBO(nn.Sequential(net, last), vd.Categorical(), 100, beta=beta)(X, Y).loss
-
-    return loss
+    likelihood, n = vd.Categorical(), 100
+    return lambda net, last: vd.ELBO(nn.Sequential(net, last), likelihood, n, beta=beta)(X, Y).loss
 
 
 def gathered(net, last):
@@ -125,9 +123,7 @@ def test_no_false_alarm(case):
 def test_no_alarm_inside_a_transform_which_hides_values():
     net = vd.convert(nn.Linear(4, 3), vd.sparse_vd())
 
-    def loss(values, x):
-        return torch.func.functional_call(net, values, (x,)).sum()
-
+    loss = lambda values, x: torch.func.functional_call(net, values, (x,)).sum()
     each = torch.func.vmap(torch.func.grad(loss), (None, 0), randomness="different")
     for _ in range(120):
         each(dict(net.named_parameters()), X)

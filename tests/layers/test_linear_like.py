@@ -1,6 +1,5 @@
 """Dense layers of other libraries, which are no `nn.Linear`."""
 
-import copy
 import pickle
 
 import pytest
@@ -8,8 +7,8 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.nets import reload
 from tests.zoo.sequences import GraphLinear
-from vardrop.layers import LinearLike
 from vardrop.testing import check_layer
 
 
@@ -29,12 +28,11 @@ def test_it_is_copied_saved_and_reverted(tmp_path):
     layer, x = GraphLinear(4, 3), torch.randn(5, 4)
     before = layer(x)
     vd.convert(layer, vd.bayes_by_backprop()).eval()
-    assert isinstance(layer, LinearLike)
-    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+    assert isinstance(layer, vd.layers.LinearLike)
+    for other in (layer, pickle.loads(pickle.dumps(layer))):
         assert type(other) is type(layer)
         assert torch.equal(other(x), before)
-    vd.save_noisy(layer, tmp_path / "net")
-    assert torch.equal(vd.load_noisy(tmp_path / "net", GraphLinear(4, 3)).eval()(x), before)
+    assert torch.equal(reload(layer, GraphLinear(4, 3), tmp_path).eval()(x), before)
     assert type(vd.revert(layer)) is GraphLinear
 
 

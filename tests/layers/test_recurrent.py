@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 import vardrop as vd
-from tests.nets import Parts
+from tests.nets import Parts, reload
 from tests.refusals import assert_refused
 
 LAYERS = {
@@ -70,12 +70,12 @@ def test_packed_sequences_and_initial_states(name):
 
 def test_drawing_leaves_the_layer_as_it_is():
     noisy = vd.convert(nn.LSTM(4, 3), vd.sparse_vd()).train()
-    before = {k: (id(v), v.clone()) for k, v in noisy.state_dict(keep_vars=True).items()}
+    before = {k: (v, v.clone()) for k, v in noisy.state_dict(keep_vars=True).items()}
     weights = list(noisy._flat_weights)
     noisy(torch.randn(5, 2, 4))
-    after = noisy.state_dict(keep_vars=True)
-    assert {k: id(v) for k, v in after.items()} == {k: i for k, (i, _) in before.items()}
-    assert all(torch.equal(after[k], v) for k, (_, v) in before.items())
+    for key, tensor in noisy.state_dict(keep_vars=True).items():
+        assert tensor is before[key][0]
+        assert torch.equal(tensor, before[key][1])
     assert all(a is b for a, b in zip(noisy._flat_weights, weights, strict=True))
 
 
@@ -85,21 +85,14 @@ def classifier():
     return Parts(run, **layers, last=nn.Linear(5, 3))
 
 
-def test_a_net_with_a_recurrent_layer_trains_predicts_and_draws(tmp_path):
-    words, y = torch.randint(11, (8, 6)), torch.randint(3, (8,))
-    net = vd.convert(classifier(), vd.sparse_vd(log_sigma2=-4.0))
+def test_a_net_with_a_recurrent_layer_is_reported_drawn_and_saved(tmp_path):
+    words, net = torch.randint(11, (8, 6)), vd.convert(classifier(), vd.sparse_vd())
     assert {"lstm.weight_ih_l0", "lstm.weight_hh_l0", "embed", "last"} == set(vd.log_alpha(net))
-    vd.ELBO(net, vd.Categorical(), num_data=8)(words, y).loss.backward()
-    assert all(p.grad is not None for p in net.parameters())
-    p = vd.predict(net, words, samples=4, seed=0)
-    assert float(p.epistemic.max()) > 0
     before, drawn = net.eval()(words), vd.draw(net, seed=0)
     assert type(drawn.lstm) is nn.LSTM
-    assert torch.equal(net(words), before)
     assert torch.equal(drawn(words), drawn(words))
-    vd.save_noisy(net, tmp_path / "net")
-    again = vd.load_noisy(tmp_path / "net", classifier())
-    assert torch.equal(again.eval()(words), net.eval()(words))
+    assert not torch.equal(drawn(words), before)
+    assert torch.equal(reload(net, classifier(), tmp_path).eval()(words), before)
 
 
 # ---- masks per sequence
@@ -144,8 +137,8 @@ def test_where_masks_go():
     reasons = {s.name: s.reason for s in plan.skips}
     assert reasons["last"] == "one mask per sequence is for recurrent layers"
     assert_refused("a cell runs one step", vd.convert, nn.LSTMCell(4, 3), vd.recurrent_dropout())
-    with pytest.raises(vd.VardropError, match="cannot depend on the input of each step"):
-        vd.convert(nn.LSTM(4, 3), vd.standout())
+    told = "cannot depend on the input of each step"
+    assert_refused(told, vd.convert, nn.LSTM(4, 3), vd.standout())
     noisy = vd.convert(nn.LSTM(4, 3), vd.recurrent_dropout()).train()
     assert_refused("padded tensor.*PackedSequence", noisy, pack_sequence([torch.randn(3, 4)]))
     assert noisy.eval()(pack_sequence([torch.randn(3, 4)]))[0].data.shape == (3, 3)

@@ -8,7 +8,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import vardrop as vd
+from tests.nets import Parts, Tied
 from tests.refusals import assert_refused
+from tests.replay import replay
 from vardrop.testing import RECIPES
 
 WEIGHTS = [n for n, r in RECIPES.items() if not r.gate and r.posterior and r.prior]
@@ -29,9 +31,9 @@ def convert(net, recipe, made):
     return net
 
 
+@torch.no_grad()
 def kl(net):
-    with torch.random.fork_rng(), torch.no_grad():
-        return vd.kl(net)
+    return replay(vd.kl, net)
 
 
 @pytest.mark.parametrize("made", MADE)
@@ -86,33 +88,23 @@ def test_what_gates_say_of_a_tied_weight_is_averaged(recipe, made):
     torch.testing.assert_close(kl(net), expected.detach())
 
 
-def test_a_second_method_for_one_weight_is_refused():
+def test_what_cannot_be_shared_is_refused():
     net = vd.convert(pair(), vd.sparse_vd(), include="0")
-    assert_refused(
-        "one posterior and one prior.*same recipe", vd.convert, net, vd.ard(), include="2"
-    )
+    told = "one posterior and one prior.*same recipe"
+    assert_refused(told, vd.convert, net, vd.ard(), include="2")
     assert type(net[2]) is nn.Linear
-
-
-def test_noise_that_cannot_be_shared_is_refused():
-    net = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7, bias=False))
-    net[1].weight = net[0].weight
-    with pytest.raises(vd.VardropError, match="share `log_alpha`.*per='weight'"):
-        vd.convert(net, vd.variational_dropout("B", per="input"))
-    assert [type(m) for m in net] == [nn.Embedding, nn.Linear]
+    net, recipe = Tied(), vd.variational_dropout("B", per="input")
+    assert_refused("share `log_alpha`.*per='weight'", vd.convert, net, recipe)
+    assert [type(m) for m in net.children()] == [nn.Embedding, nn.Linear]
     vd.convert(net, vd.variational_dropout("B", per="weight"))
-    assert net[0].log_alpha is net[1].log_alpha
+    assert net.embedding.log_alpha is net.decoder.log_alpha
 
 
 def test_weights_that_are_computed_are_not_taken_for_tied():
-    class Doubled(nn.Module):
-        def forward(self, weight):
-            return 2 * weight
-
     recipe = vd.Recipe(vd.posteriors.Bernoulli(0.5), vd.Normal(), vd.weight_sample)
     net = vd.convert(nn.Sequential(*(nn.Linear(4, 4) for _ in range(8))), recipe)
     for layer in net:
-        parametrize.register_parametrization(layer, "weight", Doubled())
+        parametrize.register_parametrization(layer, "weight", Parts(lambda net, weight: 2 * weight))
     with torch.no_grad():
         expected = sum(m.weight.square().sum() for m in net)  # 1 / (2 (1 - 0.5))
     torch.testing.assert_close(kl(net), expected)

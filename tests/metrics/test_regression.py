@@ -202,10 +202,3 @@ def test_repetitions_have_the_interval_of_student():
     assert (wider.high - wider.value) / half == pytest.approx(math.sqrt(1 + 4 * 0.25))
     assert repetition_estimate(values, bounds=(0.6, 0.7))[2:] == (0.6, 0.7)
     assert repetition_estimate([0.5]) == Estimate(0.5)
-
-
-def test_the_interval_of_student_covers_as_often_as_it_says():
-    runs = random(2000, 4).tolist()
-    found = [repetition_estimate(values) for values in runs]
-    covered = sum(e.low <= 0 <= e.high for e in found) / len(found)
-    assert abs((covered - 0.95) / math.sqrt(0.95 * 0.05 / len(found))) < 5.5

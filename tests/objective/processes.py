@@ -1,5 +1,6 @@
 """Run a function in several gloo processes."""
 
+import fcntl
 import gc
 import importlib
 import os
@@ -10,8 +11,14 @@ from torch import multiprocessing
 
 
 def run_processes(function, size, folder, *arguments):
-    """The results of `function(rank, *arguments)` in every process of a group."""
-    multiprocessing.spawn(_worker, (function, size, str(folder), arguments), nprocs=size)
+    """The results of `function(rank, *arguments)` in every process of a group.
+
+    They are computed once per folder, for all processes of pytest that share it.
+    """
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / f"{size}-0").exists():
+            multiprocessing.spawn(_worker, (function, size, str(folder), arguments), nprocs=size)
     return [torch.load(f"{folder}/{size}-{rank}", weights_only=True) for rank in range(size)]
 
 

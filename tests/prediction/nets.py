@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 import vardrop as vd
-from tests.nets import Named, Parts
+from tests.nets import Parts
 from vardrop.functional import GeneratorNoise, draw_from
 
 
@@ -39,16 +39,14 @@ def residual():
     return Parts(run_residual, body=body, drop=nn.Dropout(0.2), out=nn.Linear(2, 3))
 
 
-def run_scaled(net, x, scale=None):
+def run_skip(net, x):
     x = torch.tanh(net.stem(x))
-    y = x + torch.relu_(net.body(x))
-    return net.last(y if scale is None else y * scale)
+    return net.last(x + torch.relu_(net.body(x)))
 
 
-def scaled():
-    """A residual net with an optional second input."""
+def skip():
     layers = {"stem": nn.Linear(4, 6), "body": nn.Linear(6, 6), "last": nn.Linear(6, 2)}
-    return Named(run_scaled, **layers)
+    return Parts(run_skip, **layers)
 
 
 def run_tapped(net, x):
@@ -109,7 +107,7 @@ def encoder():
 
 
 NETS = {  # and the shapes of their examples
-    "conv": (cnn, (1, 6, 6)), "residual": (residual, (2, 5, 5)), "scaled": (scaled, (4,)),
+    "conv": (cnn, (1, 6, 6)), "residual": (residual, (2, 5, 5)), "skip": (skip, (4,)),
     "tapped": (tapped, (2, 5, 5)), "tokens": (tokens, (5, 4)), "recurrent": (recurrent, (6, 4)),
     "tied": (tied, (4,)), "dense": (dense, (5,)), "norms": (norms, (2, 6, 6)),
     "encoder": (encoder, (3, 8)),

@@ -6,8 +6,6 @@ from torch import nn
 
 import vardrop as vd
 from tests.refusals import assert_refused
-from vardrop.prediction import predict
-from vardrop.tuning import distil
 
 
 def teacher(outputs=3, log_sigma2=-1.5, scale=3.0):
@@ -31,14 +29,14 @@ def student(outputs=3):
 def test_a_student_learns_the_mean_probability(temperature):
     net, x, plain = teacher(), inputs(), student()
     optimizer = torch.optim.Adam(plain.parameters(), lr=1e-2)
-    before = (plain(x).softmax(1) - predict(net, x, 500, seed=9).probs).abs().mean()
+    before = (plain(x).softmax(1) - vd.predict(net, x, 500, seed=9).probs).abs().mean()
     state = torch.get_rng_state()
     options = {"epochs": 40, "samples": 16, "optimizer": optimizer, "seed": 0}
-    found = distil(net, x.split(64), plain, temperature=temperature, **options)
+    found = vd.distil(net, x.split(64), plain, temperature=temperature, **options)
     assert torch.equal(torch.get_rng_state(), state)
     assert found is plain
-    after = (found(x).softmax(1) - predict(net, x, 500, seed=9).probs).abs().mean()
-    mean = (net.eval()(x).softmax(1) - predict(net, x, 500, seed=9).probs).abs().mean()
+    after = (found(x).softmax(1) - vd.predict(net, x, 500, seed=9).probs).abs().mean()
+    mean = (net.eval()(x).softmax(1) - vd.predict(net, x, 500, seed=9).probs).abs().mean()
     assert after < 0.2 * before
     assert after < 0.5 * mean  # nearer to the ensemble than the teacher's own mean weights are
 
@@ -47,8 +45,8 @@ def test_a_student_learns_mean_and_variance():
     net, x, plain = teacher(2, log_sigma2=-5.0, scale=1.5), inputs(), student(2)
     optimizer = torch.optim.Adam(plain.parameters(), lr=1e-2)
     likelihood, options = vd.HeteroscedasticGaussian(), {"optimizer": optimizer, "seed": 0}
-    distil(net, x.split(64), plain, epochs=150, samples=16, likelihood=likelihood, **options)
-    p = predict(net, x, 500, likelihood=likelihood, seed=9)
+    vd.distil(net, x.split(64), plain, epochs=150, samples=16, likelihood=likelihood, **options)
+    p = vd.predict(net, x, 500, likelihood=likelihood, seed=9)
     mean, log_variance = plain(x).detach().chunk(2, -1)
     assert (mean - p.mean).square().mean() < 0.1 * p.mean.var()
     assert (log_variance - 2 * p.std.log()).abs().mean() < 0.3
@@ -57,7 +55,7 @@ def test_a_student_learns_mean_and_variance():
 @pytest.mark.parametrize("likelihood", [vd.Gaussian(), vd.Values(), vd.Bernoulli()], ids=repr)
 def test_the_other_likelihoods_fall_in_loss(likelihood):
     net, x, plain = teacher(1), inputs(), student(1)
-    reference = predict(net, x, 500, likelihood=likelihood, seed=9)
+    reference = vd.predict(net, x, 500, likelihood=likelihood, seed=9)
     target = reference.probs if reference.classifies else reference.mean
 
     def distance():
@@ -66,7 +64,7 @@ def test_the_other_likelihoods_fall_in_loss(likelihood):
 
     before = distance()
     optimizer = torch.optim.Adam(plain.parameters(), lr=1e-2)
-    distil(net, x, plain, epochs=100, likelihood=likelihood, optimizer=optimizer, seed=0)
+    vd.distil(net, x, plain, epochs=100, likelihood=likelihood, optimizer=optimizer, seed=0)
     assert distance() < 0.2 * before
 
 
@@ -77,7 +75,7 @@ def test_the_other_likelihoods_fall_in_loss(likelihood):
     ("an empty loader", [], 3, {}),
 ])  # fmt: skip
 def test_bad_input(match, data, outputs, options):
-    assert_refused(match, distil, teacher(), data, student(outputs), **options)
+    assert_refused(match, vd.distil, teacher(), data, student(outputs), **options)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])

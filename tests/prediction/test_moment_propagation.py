@@ -15,7 +15,6 @@ from tests.prediction.nets import wrapped
 from tests.refusals import assert_refused
 from tests.z_scores import assert_mean, assert_variance
 from vardrop._core.calls import output_tensor
-from vardrop.prediction import predict
 from vardrop.prediction.moments import RULES, MomentDraws, Moments, RandomTensor
 
 ACTIVATIONS = {
@@ -107,8 +106,8 @@ def test_whole_nets_against_samples(net):
     torch.manual_seed(1)
     x = torch.randn(3, 1, 3) if isinstance(net[0], nn.Conv1d) else torch.randn(3, 3)
     options = {"likelihood": vd.Values(), "keep": 0}
-    sampled = predict(net, x, 20_000, seed=0, **options)
-    found = predict(net, x, mode="moments", **options)
+    sampled = vd.predict(net, x, 20_000, seed=0, **options)
+    found = vd.predict(net, x, mode="moments", **options)
     scale = sampled.mean.abs().max()
     assert (found.mean - sampled.mean).abs().max() < 0.02 * scale + 6 * sampled.standard_error.max()
     open_units = sampled.std > 0.1 * sampled.std.max()
@@ -132,7 +131,7 @@ def test_moments_of_every_layer_against_100_000_samples(kind, log_sigma2):
         if not any(isinstance(m, vd.layers.Variational) for m in net[:depth]):
             continue
         part = nn.Sequential(net[:depth], nn.Flatten())
-        p = predict(part, x, 100_000, likelihood=vd.Values(), seed=1, keep=0)
+        p = vd.predict(part, x, 100_000, likelihood=vd.Values(), seed=1, keep=0)
         found = propagate(part, x)
         # Mean: 2 % of the layer's size. Deviation: 10 % of every unit that is not almost shut,
         # for the sampled deviation of a unit that opens once in a thousand draws is no reference.
@@ -144,11 +143,11 @@ def test_moments_of_every_layer_against_100_000_samples(kind, log_sigma2):
 def test_uncertainty_of_the_moments_is_that_of_samples():
     net = vd.convert(mlp(16, 64, 32, 4), vd.sparse_vd(log_sigma2=-3.0))
     x = torch.randn(8, 16)
-    sampled = predict(net, x, 20_000, seed=0)
-    found = predict(net, x, 20_000, mode="moments")
+    sampled = vd.predict(net, x, 20_000, seed=0)
+    found = vd.predict(net, x, 20_000, mode="moments")
     assert (found.probs - sampled.probs).abs().max() < 0.02
     assert (found.epistemic / sampled.epistemic - 1).abs().max() < 0.1
-    assert torch.equal(found.probs, predict(net, x, 20_000, mode="moments").probs)
+    assert torch.equal(found.probs, vd.predict(net, x, 20_000, mode="moments").probs)
 
 
 def test_unsupported_modules_are_named_and_the_net_is_left_alone():
@@ -216,8 +215,8 @@ def check_against_samples(net, x, draws=20_000):
     z-tests of every output, right for all of them with probability 1 - 1e-6 each.
     """
     net, x = net.double().eval(), x.double()
-    found = predict(net, x, mode="moments", likelihood=vd.Values())
-    samples = predict(net, x, draws, likelihood=vd.Values(), seed=0).draws
+    found = vd.predict(net, x, mode="moments", likelihood=vd.Values())
+    samples = vd.predict(net, x, draws, likelihood=vd.Values(), seed=0).draws
     assert_mean(samples, found.mean)
     assert_variance(samples, found.output_variance)
 

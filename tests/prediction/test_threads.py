@@ -3,6 +3,7 @@
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn import functional
 import vardrop as vd
 from experiments.selective import unlabelled_kappa
 from tests.nets import Parts
+from tests.refusals import state
 from vardrop.functional import GeneratorNoise, draw_from, noise_source
 from vardrop.prediction import draw, predict
 
@@ -45,18 +47,12 @@ def noisy(make):
     return vd.convert(make(), vd.sparse_vd(log_sigma2=-4.0))
 
 
-def state(net):
-    modules = list(net.modules())
-    return [
-        [type(m) for m in modules], [m.training for m in modules],
-        [getattr(m, "sampling", None) for m in modules],
-        [getattr(m, "estimator", None) for m in modules],
-        [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in modules],
-        [set(vars(m)) for m in modules], [t.tolist() for t in net.state_dict().values()],
-        torch.backends.mha.get_fastpath_enabled(), torch.is_grad_enabled(),
-        torch._C._functorch.get_dynamic_layer_stack_depth(), noise_source(),
-        torch.get_rng_state().tolist(),
-    ]  # fmt: skip
+def whole_state(net):
+    """Of a net, and of what torch keeps beside it."""
+    values = [t.tolist() for t in net.state_dict().values()]
+    torchs = torch.backends.mha.get_fastpath_enabled(), torch.is_grad_enabled()
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    return state(net), values, torchs, depth, noise_source(), torch.get_rng_state().tolist()
 
 
 CASES = {
@@ -71,6 +67,10 @@ CASES = {
 }
 
 
+FROZEN = vd.freeze(noisy(residual).eval(), samples=5)
+CASES["frozen"] = (chain, lambda net, s: FROZEN(X, seed=s).draws)
+
+
 @pytest.fixture
 def often():
     """Threads take turns as often as they can."""
@@ -83,47 +83,42 @@ def often():
 @pytest.mark.parametrize("name", CASES)
 def test_concurrent_calls_give_what_they_give_alone(name, often):
     make, call = CASES[name]
-    net, threads, rounds = noisy(make), 4, 6
-    net.train()
+    net, threads, rounds = noisy(make).train(), 4, 6
+    list(net.modules())[-1].eval()  # modes are left as they are
     alone = [call(net, seed).clone() for seed in range(threads)]
-    before, found, barrier = state(net), [], threading.Barrier(threads + 1)
+    before, found, barrier = whole_state(net), [], threading.Barrier(threads + 1)
 
     def work(seed):
         barrier.wait()
         for _ in range(rounds):
             found.append((seed, call(net, seed)))
 
-    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(threads)]
-    for worker in workers:
-        worker.start()
-    barrier.wait()
-    while any(worker.is_alive() for worker in workers):
-        torch.rand(3)  # the global generator is anybody's
-    for worker in workers:
-        worker.join()
+    with ThreadPoolExecutor(threads) as pool:
+        workers = [pool.submit(work, seed) for seed in range(threads)]
+        barrier.wait()
+        while not all(worker.done() for worker in workers):
+            torch.rand(3)  # the global generator is anybody's
     assert len(found) == threads * rounds
     assert all(torch.equal(result, alone[seed]) for seed, result in found)
-    assert state(net)[:-1] == before[:-1]
+    assert whole_state(net)[:-1] == before[:-1]
 
 
 def test_training_goes_on_in_another_thread(often):
     net = noisy(residual)
     elbo = vd.ELBO(net, vd.Categorical(), 100).train()
     optimizer = torch.optim.SGD(elbo.parameters(), lr=0.0)
-    y, modes, stop = torch.zeros(16, dtype=torch.long), [], threading.Event()
+    y, modes = torch.zeros(16, dtype=torch.long), []
 
     def train():
         for _ in range(15):
             elbo(X, y).loss.backward()
             optimizer.step()
             modes.append((net.norm.training, net.a.is_sampling, net.drop.training))
-        stop.set()
 
-    worker = threading.Thread(target=train)
-    worker.start()
-    while not stop.is_set():
-        predict(net, X, 4)
-    worker.join()
+    with ThreadPoolExecutor(1) as pool:
+        worker = pool.submit(train)
+        while not worker.done():
+            predict(net, X, 4)
     assert modes == [(True, True, True)] * 15
     assert all(m.training for m in net.modules())
 
@@ -146,7 +141,7 @@ def test_an_interrupt_leaves_net_and_torch_as_they_were(name):
     make, call = CASES[name]
     net = noisy(make).train()
     call(net, 0)
-    before, interrupted = state(net), 0
+    before, interrupted = whole_state(net), 0
 
     previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
@@ -162,11 +157,11 @@ def test_an_interrupt_leaves_net_and_torch_as_they_were(name):
     finally:
         signal.signal(signal.SIGALRM, previous)
     assert interrupted > 0
-    assert state(net) == before
+    assert whole_state(net) == before
 
 
 @pytest.mark.parametrize("where", ["__enter__", "__exit__"])
-@pytest.mark.parametrize("name", [n for n in CASES if n != "mean"])
+@pytest.mark.parametrize("name", [n for n in CASES if n not in ("mean", "frozen")])
 def test_an_interrupt_of_the_noise_itself_leaves_the_thread_its_own(name, where, monkeypatch):
     make, call = CASES[name]
     net, kind = noisy(make), type(draw_from(GeneratorNoise(0)))
