@@ -1,16 +1,18 @@
-"""Copies of a model that share its tensors."""
+"""Copies of a model that share its tensors, owners of parameters, and temporary hooks."""
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from vardrop._core.errors import VardropError
 from vardrop._core.sharding import is_model_sharded
@@ -105,3 +107,18 @@ def _clone_container(value: Any, memo: dict[int, Any]) -> Any:
         )
     memo[id(value)] = clone
     return clone
+
+
+def parameter_owners(net: nn.Module) -> Counter[int]:
+    """The number of modules that have a parameter, by its identity."""
+    return Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
+
+
+@contextmanager
+def hooks(*handles: RemovableHandle) -> Iterator[None]:
+    """Remove hooks at the end of a block, also after an error."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

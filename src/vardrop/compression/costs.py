@@ -12,11 +12,12 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from vardrop._core.calls import tensors_in
+from vardrop._core.modules import hooks
 from vardrop._core.torch_private import PlainAttention, TorchDispatchMode
 from vardrop.compression.layer_views import affine_layers, join_name
 from vardrop.compression.mask import decompose_layers
 from vardrop.compression.modules.pruned_attention import SlimAttention
-from vardrop.compression.probes import Inputs, hooks, run
+from vardrop.compression.probes import Inputs, run
 from vardrop.noisy import named_modules_of
 
 
@@ -53,18 +54,19 @@ class CountedPass(TorchDispatchMode):
         self._macs: Counter[str] = Counter()
         self._running: list[str] = []
         handles = []
+
+        def enter(name: str, *_: object) -> None:
+            self.calls[name] += 1
+            self._running.append(name)
+
+        def leave(*_: object) -> None:
+            self._running.pop()
+
         for name, module in net.named_modules():
-            handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
-            handles.append(module.register_forward_hook(self._leave))
+            handles.append(module.register_forward_pre_hook(partial(enter, name)))
+            handles.append(module.register_forward_hook(leave))
         with hooks(*handles), PlainAttention(), self:
             run(net, inputs)
-
-    def _enter(self, name: str, module: nn.Module, args: Inputs) -> None:
-        self.calls[name] += 1
-        self._running.append(name)
-
-    def _leave(self, *_: object) -> None:
-        self._running.pop()
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: Inputs = (), kwargs: dict[str, object] | None = None
@@ -85,18 +87,18 @@ class CountedPass(TorchDispatchMode):
         batch = next((len(t) for t in tensors_in(self.inputs) if t.dim()), 1)
         layers = affine_layers(self.net)
         costs: dict[str, LayerCost] = {}
-        others: dict[str, LayerCost] = {}
-        for name, module in self.net.named_modules():
-            view, parameters = layers.get(name), list(module.parameters(recurse=False))
+        for name in (*layers, *(n for n, _ in self.net.named_modules() if n not in layers)):
+            view, module = layers.get(name), self.net.get_submodule(name)
+            parameters = list(module.parameters(recurse=False))
             if view is not None or macs[name]:
-                (costs if view else others)[name] = LayerCost(
+                costs[name] = LayerCost(
                     weights=sum(int(p.count_nonzero()) for p in parameters if p.dim() > 1),
                     inputs=view.inputs if view else 0,
                     outputs=view.outputs if view else 0,
                     macs=macs[name] // max(batch, 1),
-                    bytes=sum(p.numel() * p.element_size() for p in parameters),
+                    bytes=sum(p.nbytes for p in parameters),
                 )
-        return costs | others
+        return costs
 
 
 def layer_costs(net: nn.Module, inputs: Inputs) -> dict[str, LayerCost]:

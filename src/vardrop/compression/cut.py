@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from vardrop._core.encoder import disable_encoder_fastpath, update_encoder_fastpath
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import parameter_owners
 from vardrop.compression import layer_views
-from vardrop.compression.layer_views import replace_module, replace_tensor
+from vardrop.compression.layer_views import AffineView, replace_module, replace_tensor
 from vardrop.compression.mask import decompose_layers, recompose_layers
 from vardrop.compression.modules.pruned_attention import SlimAttention
 from vardrop.compression.modules.select import Lookup, Select
@@ -42,7 +43,7 @@ class Cut:
         self,
         parts: nn.Module,
         inputs: Inputs,
-        units: tuple[Unit, ...],
+        units: Sequence[Unit],
         flow: dict[str, list[Tensor]],
         ties: list[list[str]],
         drop_inputs: bool = False,
@@ -61,8 +62,7 @@ class Cut:
         if back := len(self.removed) - len(self.gone):
             self.notes.append(f"{back} units stay to keep layers of equal width.")
         self.net = recompose_layers(net)
-        if ties:
-            _tie_equal(self.net, ties)
+        _tie_equal(self.net, ties)
         update_encoder_fastpath(self.net, Noisy)
         self.selects: dict[str, tuple[int, ...]] = {}
         if drop_inputs:
@@ -70,20 +70,36 @@ class Cut:
 
     def equals(self, probes: Probes) -> bool:
         """Whether the outputs are equal, if necessary without the fast path of encoders."""
-        if probes.equal(self.net):
-            return True
-        for module in self.net.modules():
-            disable_encoder_fastpath(module)
-        return probes.equal(self.net)
+        if not (is_equal := probes.equal(self.net)):
+            for module in self.net.modules():
+                disable_encoder_fastpath(module)
+        return is_equal or probes.equal(self.net)
 
     def _drop_inputs(self, inputs: Inputs) -> None:
-        """Put a selection before layers that do not read all of their inputs."""
-        for name, keep in _find_read_inputs(self.net).items():
-            layer = self.net.get_submodule(name)
+        """Put a selection before layers that do not read all of their inputs.
+
+        An embedding reads the entries that are not zero. A layer whose attributes are read by other
+        code stays as it is.
+        """
+        owners, attention = parameter_owners(self.net), named_modules_of(self.net, SlimAttention)
+        for name, layer in list(self.net.named_modules()):
+            view, least = layer_views.view_of(layer), tuple[int, ...]()
+            if view is None or name.rpartition(".")[0] in attention:
+                continue
+            if isinstance(view, AffineView) and view.groups == 1:
+                is_read, most, least = ~view.unread(), view.inputs, (0,)
+            elif type(layer) is nn.Embedding and layer.max_norm is None:
+                is_read, most = layer.weight.detach().any(1), layer.num_embeddings - 1
+            else:
+                continue
+            read = tuple(is_read.nonzero().flatten().tolist())
+            if len(read) >= most or owners[id(layer.weight)] > 1:
+                continue
+            keep = read or least
             self.net = select_inputs(self.net, {name: keep})
             try:
                 run(self.net, inputs)
-            except AttributeError as failure:  # other code reads attributes of the layer
+            except AttributeError as failure:
                 self.notes.append(f"'{name}' keeps inputs that it does not read: {failure}.")
                 self.net = replace_module(self.net, name, layer)
                 continue
@@ -93,32 +109,13 @@ class Cut:
                 self.notes.append(f"'{name}' keeps {entries}, and a zero.")
 
 
-def _find_read_inputs(net: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The inputs that layers read, and the entries of embeddings that are not zero.
-
-    Only layers that do not read all of their inputs are included.
-    """
-    attention = named_modules_of(net, SlimAttention)
-    owners, reads = layer_views.parameter_owners(net), {}
-    for name, view in layer_views.affine_layers(net).items():
-        unread, unshared = view.unread(), owners[id(view.layer.weight)] == 1
-        is_projection = name.rpartition(".")[0] in attention and name not in attention
-        if unshared and view.groups == 1 and bool(unread.any()) and not is_projection:
-            reads[name] = tuple((~unread).nonzero().flatten().tolist()) or (0,)
-    for name, table in named_modules_of(net, nn.Embedding).items():
-        keep = tuple(table.weight.detach().any(1).nonzero().flatten().tolist())
-        unshared = type(table) is nn.Embedding and owners[id(table.weight)] == 1
-        if unshared and table.max_norm is None and len(keep) < table.num_embeddings - 1:
-            reads[name] = keep
-    return reads
-
-
 def cut_dead_units(
     parts: nn.Module,
     inputs: Inputs,
     graph: UnitGraph,
     probes: Probes,
-    make_cut: Callable[..., Cut],
+    ties: list[list[str]],
+    drop_inputs: bool,
     advance: Callable[[], None],
 ) -> Cut:
     """Cut all units, or if that changes an output, the units that change none by themselves."""
@@ -132,11 +129,8 @@ def cut_dead_units(
 
     def attempt(reasons: Mapping[tuple[tuple[str, ...], ...], str]) -> Cut | None:
         """The cut of all units except units of these shapes, if the outputs stay equal."""
-        chosen = units
-        if reasons:
-            pairs = ((u, u.reason or reasons.get(u.shape)) for u in units)
-            chosen = tuple(dataclasses.replace(u, reason=reason) for u, reason in pairs)
-        cut = make_cut(parts, inputs, chosen, flow)
+        chosen = [dataclasses.replace(u, reason=u.reason or reasons.get(u.shape)) for u in units]
+        cut = Cut(parts, inputs, chosen, flow, ties, drop_inputs)
         advance()
         return cut if cut.equals(probes) else None
 
@@ -184,7 +178,7 @@ def select_inputs(net: nn.Module, selects: Mapping[str, tuple[int, ...]]) -> nn.
         layer: Any = copy.deepcopy(net.get_submodule(name))
         index = torch.tensor(keep, device=layer.weight.device, dtype=torch.long)
         first: nn.Module
-        if (view := layer_views.affine(layer)) is not None:
+        if isinstance(view := layer_views.view_of(layer), AffineView):
             read = torch.zeros(view.inputs, dtype=torch.bool)
             read[index] = True
             view.resize(read, torch.ones(view.outputs, dtype=torch.bool))
@@ -220,9 +214,7 @@ def _tie_equal(net: nn.Module, ties: list[list[str]]) -> None:
     for names in ties:
         distinct: list[nn.Parameter] = []
         for name in (n for n in names if n in parameters):
-            same = next((p for p in distinct if torch.equal(p, parameters[name])), None)
-            if same is None:
-                distinct.append(parameters[name])
-            else:
-                owner, _, tensor = name.rpartition(".")
-                setattr(net.get_submodule(owner), tensor, same)
+            own = parameters[name]
+            distinct.append(next((p for p in distinct if torch.equal(p, own)), own))
+            owner, _, tensor = name.rpartition(".")
+            setattr(net.get_submodule(owner), tensor, distinct[-1])

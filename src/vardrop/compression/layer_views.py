@@ -7,8 +7,8 @@ weights that read an input unit) are found, zeroed and cut out in one way.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
+from vardrop._core.integrations import package_of
+from vardrop._core.torch_private import own_tensors
 from vardrop.compression.modules.pruned_recurrent import Recurring
 from vardrop.compression.modules.select import Scale
 from vardrop.layers import NOISY_TYPES, LinearLike
@@ -144,15 +146,12 @@ class AffineView:
         blocks = self.blocks(self.weight)
         blocks.mul_(factors.view(self.groups, 1, -1, *(1 for _ in blocks.shape[3:])))
 
-    def zero(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def zero(self, inputs: Tensor, outputs: Tensor) -> None:
         """Zero the weights of these inputs and of these outputs, in place."""
         blocks = self.blocks(self.weight)
-        factors = self.weight.new_ones(self.inputs)
-        factors[inputs] = 0
-        self.scale_inputs(factors)
-        row_factors = self.weight.new_ones(self.outputs)
-        row_factors[outputs] = 0
-        blocks.mul_(row_factors.view(self.groups, -1, *(1 for _ in blocks.shape[2:])))
+        columns, rows = self.inputs // self.groups, self.outputs // self.groups
+        blocks[inputs // columns, :, inputs % columns] = 0
+        blocks[outputs // rows, outputs % rows] = 0
         if self.bias is not None:
             self.bias[outputs] = 0
 
@@ -187,13 +186,6 @@ class AffineView:
         for name, size in zip(self.layout.sizes, sizes, strict=False):
             setattr(self.layer, name, size)
 
-    def shapes(self, bias: bool) -> dict[str, tuple[int, ...] | None]:
-        """The shapes of its tensors, computed from its sizes."""
-        pair = self.outputs, self.inputs
-        first, second = reversed(pair) if self.layout.transposed else pair
-        weight = first, second // self.groups, *getattr(self.layer, "kernel_size", ())
-        return {"weight": weight, "bias": (self.outputs,) if bias else None}
-
 
 class Units:
     """A view of a module that treats every unit separately.
@@ -214,11 +206,10 @@ class Units:
             if (tensor := getattr(self.layer, name)) is not None:
                 yield name, tensor.detach()
 
-    def zero(self, units: Sequence[int], number: float = 0.0) -> None:
-        """Write zero, or another number, into the entries of these units, in place."""
+    def fill(self, units: Tensor, number: float) -> None:
+        """Write a number into the entries of these units, in place."""
         for _, tensor in self.tensors():
-            index = torch.tensor(units, device=tensor.device, dtype=torch.long)
-            tensor.index_fill_(self.layout.axis, index, number)
+            tensor.index_fill_(self.layout.axis, units.to(tensor.device), number)
 
     def resize(self, keep: Tensor) -> None:
         """Cut it down to the units that are True, in place."""
@@ -236,115 +227,75 @@ class Units:
         if name := self.layout.blocks:
             setattr(self.layer, name, getattr(self.layer, name) * units // self.outputs)
 
-    def shapes(self, bias: bool = False) -> dict[str, tuple[int, ...] | None]:
-        """The shapes of its tensors, computed from its sizes."""
-        shape = tuple(getattr(self.layer, name) for name in self.layout.sizes)
-        return {name: shape for name, _ in self.tensors()}
 
-
-class BareUnits(Units):
-    """A view of a parameter or buffer of no layer, with one entry per unit along one axis."""
-
-    def __init__(self, owner: nn.Module, name: str, axis: int) -> None:
-        super().__init__(owner, UnitLayout((), (name,), axis, emits=True))
-
-    def original(self) -> Tensor:
-        """The tensor."""
-        tensor: Tensor = getattr(self.layer, self.layout.tensors[0])
-        return tensor
-
-    def mark(self, mask: Tensor) -> None:
-        """Write NaN into the entries of some units."""
-        self.zero(mask.nonzero().flatten().tolist(), torch.nan)
-
-
-def bare_units(net: nn.Module) -> dict[str, BareUnits]:
+def bare_units(net: nn.Module) -> dict[str, Units]:
     """Tensors of modules without a layout, by name and axis, that may have an entry per unit."""
     layers = affine_layers(net).values()
     widths = {width for view in layers for width in (view.inputs, view.outputs)} - {1}
     return {
-        f"{join_name(name, key)}:{axis}": BareUnits(module, key, axis)
+        f"{join_name(name, key)}:{axis}": Units(module, UnitLayout((), (key,), axis, emits=True))
         for name, module in net.named_modules()
         if layout_of(module) is None
-        for key, tensor in (*module.named_parameters("", False), *module.named_buffers("", False))
+        for key, tensor in own_tensors(module)
         if tensor.is_floating_point()
         for axis, size in enumerate(tensor.shape)
         if size in widths
     }
 
 
-_Sizes = dict[str, dict[str, tuple[int, int]]]
+def record_sizes(net: nn.Module) -> dict[str, tuple[int, int]]:
+    """The numbers of inputs and outputs of the layers by name."""
+    return {name: (view.inputs, view.outputs) for name, view in affine_layers(net).items()}
 
 
-def record_sizes(net: nn.Module) -> _Sizes:
-    """The inputs and outputs of the layers, by the name of the module that owns them."""
-    sizes: _Sizes = {}
-    for name, view in affine_layers(net).items():
-        owner, _, layer = name.rpartition(".")
-        sizes.setdefault(owner, {})[layer] = view.inputs, view.outputs
-    return sizes
-
-
-def settle_sizes(net: nn.Module, before: _Sizes) -> None:
+def settle_sizes(net: nn.Module, before: dict[str, tuple[int, int]]) -> None:
     """Update the sizes that modules keep in addition to the sizes of their layers.
 
     An integer of a module is such a size if only layers that changed had it. A number of heads
     changes in proportion to them.
     """
-    for owner, after in record_sizes(net).items():
-        old = before.get(owner, {})
-        pairs = {p for k in after.keys() & old for p in zip(old[k], after[k], strict=True)}
-        module = net.get_submodule(owner)
-        if type(module) not in _SIZES and type(module).__module__.partition(".")[0] != "torch":
-            _settle_integers(
-                module, {p for p in pairs if p[0] != p[1]}, {a for a, b in pairs if a == b}
-            )
+    pairs: dict[str, set[tuple[int, int]]] = defaultdict(set)  # old and new sizes by owner
+    for name, sizes in record_sizes(net).items():
+        pairs[name.rpartition(".")[0]].update(zip(before.get(name, ()), sizes, strict=False))
+    for owner, old_and_new in pairs.items():
+        module, changed = net.get_submodule(owner), {p for p in old_and_new if p[0] != p[1]}
+        if not changed or type(module) in _SIZES or package_of(type(module)) == "torch":
+            continue
+        same = {old for old, new in old_and_new if old == new}
+        for name, number in list(vars(module).items()):
+            if type(number) is int:
+                candidates = {new for old, new in changed if old == number and number not in same}
+                if name in _HEADS:
+                    grown = ((number * new, old) for old, new in changed)
+                    candidates = {size // old for size, old in grown if size % old == 0}
+                if len(candidates) == 1:
+                    setattr(module, name, candidates.pop())
     for module in net.modules():
         for name, size in _SIZES.get(type(module), {}).items():
             setattr(module, name, size(module))
 
 
-def _settle_integers(module: nn.Module, changed: set[tuple[int, int]], same: set[int]) -> None:
-    for name, number in list(vars(module).items()):
-        if type(number) is not int or not changed:
-            continue
-        sizes = {new for old, new in changed if old == number and number not in same}
-        if name in _HEADS:
-            sizes = {number * new // old for old, new in changed if number * new % old == 0}
-        if len(sizes) == 1:
-            setattr(module, name, sizes.pop())
-
-
 _HEADS = ("num_heads", "n_heads", "n_head", "heads", "num_attention_heads")
 
 
-def view_of(module: nn.Module, layout: AffineLayout | UnitLayout) -> AffineView | Units:
-    """The view of a module with a layout."""
-    return AffineView(module, layout) if isinstance(layout, AffineLayout) else Units(module, layout)
-
-
-def affine(module: nn.Module) -> AffineView | None:
-    """The view of an affine layer, or None for other types, also for subclasses."""
+def view_of(module: nn.Module) -> AffineView | Units | None:
+    """The view of a module, or None if its units are not known."""
     layout = layout_of(module)
-    return AffineView(module, layout) if isinstance(layout, AffineLayout) else None
+    if isinstance(layout, AffineLayout):
+        return AffineView(module, layout)
+    return None if layout is None else Units(module, layout)
 
 
 def affine_layers(net: nn.Module) -> dict[str, AffineView]:
     """The plain affine layers of a model by name."""
-    named = ((name, m, layout_of(m)) for name, m in net.named_modules())
-    return {name: AffineView(m, lay) for name, m, lay in named if isinstance(lay, AffineLayout)}
+    views = ((name, view_of(module)) for name, module in net.named_modules())
+    return {name: view for name, view in views if isinstance(view, AffineView)}
 
 
 def unit_modules(net: nn.Module) -> dict[str, Units]:
     """The modules and bare tensors of a model that treat every unit separately, by name."""
-    named = ((name, m, layout_of(m)) for name, m in net.named_modules())
-    modules = {name: Units(m, lay) for name, m, lay in named if isinstance(lay, UnitLayout)}
-    return modules | bare_units(net)
-
-
-def parameter_owners(net: nn.Module) -> Counter[int]:
-    """The number of modules that have a parameter, by its identity."""
-    return Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
+    views = ((name, view_of(module)) for name, module in net.named_modules())
+    return {name: view for name, view in views if isinstance(view, Units)} | bare_units(net)
 
 
 def join_name(name: str, tensor: str) -> str:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vardrop._core.calls import tensors_in
-from vardrop._core.torch_private import PlainAttention
+from vardrop._core.modules import hooks
+from vardrop._core.torch_private import PlainAttention, own_tensors
 from vardrop.compression.layer_views import (
     AffineView,
-    BareUnits,
     Units,
     affine_layers,
     bare_units,
+    join_name,
     layout_of,
     unit_modules,
 )
-from vardrop.compression.probes import Inputs, hooks, run
+from vardrop.compression.probes import Inputs, run
 
 # Marked units by role and module. Readers and carriers distinguish units. A module that takes all
 # units together ("whole") and the output of the model ("output") count as one unit.
@@ -38,22 +39,26 @@ class Tracer:
         self.net, self.inputs, self.advance = net, inputs, advance
         self.layers, modules = affine_layers(net), unit_modules(net)
         self.carriers = {n: u for n, u in modules.items() if not u.layout.emits and u.outputs > 1}
-        tables = {n: u for n, u in modules.items() if u.layout.emits and type(u) is not BareUnits}
+        bare = bare_units(net)
+        tables = {n: u for n, u in modules.items() if u.layout.emits and n not in bare}
         self.emitters: dict[str, AffineView | Units] = {**self.layers, **tables}
-        self.bare: dict[str, BareUnits] = {}  # tensors of no layer, by name and axis
-        self.other: list[Tensor] = []  # the remaining tensors of modules that also contain layers
-        self.whole: dict[str, nn.Module] = {}  # modules with tensors of an unknown layout
-        for name, module in net.named_modules():
-            tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-            if tensors and all(layout_of(part) is None for part in module.modules()):
-                self.whole[name] = module
-            elif layout_of(module) is None:
-                self.other += [t for t in tensors if t.is_floating_point() and t.numel() > 1]
+        self.whole = {  # modules with tensors of an unknown layout
+            name: module
+            for name, module in net.named_modules()
+            if any(own_tensors(module))
+            and all(layout_of(part) is None for part in module.modules())
+        }
         for name in self._elementwise():
-            module = self.whole.pop(name)
-            self.other += [t for t in (*module.parameters(), *module.buffers()) if t.numel() > 1]
-        untouched = {id(module) for module in self.whole.values()}
-        self.bare = {n: u for n, u in bare_units(net).items() if id(u.layer) not in untouched}
+            del self.whole[name]
+        # The remaining tensors of no layer by name, and their views by name and axis.
+        self.other = {
+            join_name(name, key): tensor
+            for name, module in net.named_modules()
+            if layout_of(module) is None and name not in self.whole
+            for key, tensor in own_tensors(module)
+            if tensor.is_floating_point() and tensor.numel() > 1
+        }
+        self.bare = {n: u for n, u in bare.items() if n.rpartition(":")[0] in self.other}
         views = {**self.emitters, **self.bare}
         self.units = {name: view.outputs for name, view in views.items()}
         # Gray codes: neighbours differ in one binary digit, and layers that meet are neighbours.
@@ -71,26 +76,39 @@ class Tracer:
             run(self.net, self.inputs)
         return [name for name, calls in verdicts.items() if all(calls)]
 
-    def follow(self, sources: dict[str, Tensor], until_whole: bool = False) -> Marks:
+    def follow(
+        self, sources: dict[str, Tensor], until_whole: bool = False, tensors: Sequence[Tensor] = ()
+    ) -> Marks:
         """Mark units (a mask per layer) and return the places that they reach.
 
-        With `until_whole` a module that takes units together ends all marks that reach it.
+        With `until_whole` a module that takes units together ends all marks that reach it. Every
+        entry of `tensors` is marked, too.
         """
         marks: Marks = {}
         handles: list[RemovableHandle] = []
-        for name, module in self.whole.items():
-            handles += _keep_in_place(("whole", name), module, marks, until_whole)
-        for name, mask in sources.items():
-            if name in self.bare:
-                continue
-            view = self.emitters[name]
-            handles.append(view.layer.register_forward_hook(partial(_mark, mask, view.axis)))
-        for role, views in (("carriers", self.carriers), ("readers", self.layers)):
-            for name, view in views.items():
-                note = partial(_note, (role, name), view.axis, marks, role == "readers")
-                handles.append(view.layer.register_forward_pre_hook(note))
-        with hooks(*handles), PlainAttention(), self._marked_tensors(sources):
-            returned = run(self.net, self.inputs)
+        for name, whole in self.whole.items():
+            handles += _keep_in_place(("whole", name), whole, marks, until_whole)
+        for name, view in self.emitters.items():
+            if name in sources:
+                hook = partial(_mark, sources[name], view.axis)
+                handles.append(view.layer.register_forward_hook(hook))
+        for role, modules in (("carriers", self.carriers), ("readers", self.layers)):
+            for name, module in modules.items():
+                note = partial(_note, (role, name), module.axis, marks, role == "readers")
+                handles.append(module.layer.register_forward_pre_hook(note))
+        bare = {name: view for name, view in self.bare.items() if name in sources}
+        marked = [*tensors, *(t for view in bare.values() for _, t in view.tensors())]
+        originals = [tensor.detach().clone() for tensor in marked]
+        try:
+            for tensor in tensors:
+                tensor.detach().fill_(torch.nan)
+            for name, view in bare.items():
+                view.fill(sources[name].nonzero().flatten(), torch.nan)
+            with hooks(*handles), PlainAttention():
+                returned = run(self.net, self.inputs)
+        finally:
+            for tensor, original in zip(marked, originals, strict=True):
+                tensor.detach().copy_(original)
         self.advance()
         if any(bool(t.isnan().any()) for t in returned if t.is_floating_point()):
             marks["output", ""] = torch.ones(1, dtype=torch.bool)
@@ -123,29 +141,21 @@ class Tracer:
         Marks end there, so every such module of a residual stream sees only the layers after the
         module before it.
         """
-        numbers = self.number_layers(self.emitters, until_whole=True)
-        single = {
-            target: int(ones)
-            for (role, target), (zeros, ones) in numbers.items()
-            if role == "whole" and not bool(zeros & ones)
-        }
         names = {code: name for name, code in self.codes.items()}
-        norms_of_heads = [
-            t for t, code in single.items() if self._width(t) < self.units[names[code]]
-        ]
-        if norms_of_heads:  # marks spread within a head
-            for target in norms_of_heads:
-                del self.whole[target]
-            return self.layers_before_whole()
         targets: dict[str, str] = {}
-        for target, code in single.items():
-            targets.setdefault(names[code], target)
-        return targets
-
-    def _width(self, target: str) -> int:
-        """The number of units that a module takes together."""
-        widths = [t.shape[-1] for t in self.whole[target].parameters() if t.dim()]
-        return max(widths, default=sys.maxsize)
+        norms_of_heads = []
+        for (role, target), (zeros, ones) in self.number_layers(self.emitters, True).items():
+            if role == "whole" and not bool(zeros & ones):
+                name = names[int(ones)]
+                targets.setdefault(name, target)
+                widths = [t.shape[-1] for t in self.whole[target].parameters() if t.dim()]
+                if max(widths, default=sys.maxsize) < self.units[name]:
+                    norms_of_heads.append(target)
+        if not norms_of_heads:
+            return targets
+        for target in norms_of_heads:  # marks spread within a head
+            del self.whole[target]
+        return self.layers_before_whole()
 
     def number_blocks(self, layers: dict[str, Marks]) -> dict[str, tuple[Numbers, Tensor]]:
         """Number the units of layers that mix only within blocks of one size.
@@ -169,41 +179,20 @@ class Tracer:
         numbers = self.number_units(codes)
         return {n: (numbers, c) for n, c in codes.items() if numbers.mixed_at(layers[n]) is None}
 
-    @contextmanager
-    def _marked_tensors(self, sources: dict[str, Tensor]) -> Iterator[None]:
-        """Mark entries of tensors of no layer."""
-        views = {name: self.bare[name] for name in sources if name in self.bare}
-        tensors = [t for view in views.values() for _, t in view.tensors()]
-        with _restored(tensors):
-            for name, view in views.items():
-                view.mark(sources[name])
-            yield
 
-    def bare_places(self, tensors: list[Tensor]) -> Marks:
-        """The places that tensors of no layer reach."""
-        with _restored(tensors):
-            for tensor in tensors:
-                tensor.detach().fill_(torch.nan)
-            return self.follow({})
-
-
-@contextmanager
-def _restored(tensors: list[Tensor]) -> Iterator[None]:
-    """Restore the values of tensors after a block."""
-    originals = [t.detach().clone() for t in tensors]
-    try:
-        yield
-    finally:
-        for tensor, original in zip(tensors, originals, strict=True):
-            tensor.detach().copy_(original)
+def _input_of_same_shape(args: Inputs, output: object) -> Tensor | None:
+    """The first argument of a call, if the call returns a tensor of its shape."""
+    x = args[0] if args else None
+    if isinstance(x, Tensor) and isinstance(output, Tensor) and x.shape == output.shape:
+        return x
+    return None
 
 
 def _keeps_marks(module: nn.Module, args: Inputs, output: object) -> bool:
     """Whether a marked unit along some axis leaves a call of a module as it entered it."""
-    x = args[0] if len(args) == 1 else None
-    if not isinstance(x, Tensor) or not isinstance(output, Tensor) or x.shape != output.shape:
+    if len(args) != 1 or (x := _input_of_same_shape(args, output)) is None:
         return False
-    sizes = {size for tensor in (*module.parameters(), *module.buffers()) for size in tensor.shape}
+    sizes = {size for _, tensor in own_tensors(module) for size in tensor.shape}
     for axis in (axis for axis, size in enumerate(x.shape) if size in sizes - {1}):
         marked = x.index_fill(axis, torch.zeros(1, dtype=torch.long, device=x.device), torch.nan)
         if bool((module.forward(marked).isnan() == marked.isnan()).all()):
@@ -291,15 +280,11 @@ def _keep_in_place(
             if 0 not in tensor.stride():  # several positions of an expanded tensor are one number
                 tensor.copy_(remove_marks(tensor))
 
-    def after(_: nn.Module, args: Inputs, output: object) -> object:
-        x = args[0] if args else None
-        if not isinstance(x, Tensor) or not isinstance(output, Tensor) or x.shape != output.shape:
-            return output
-        marked = x.isnan()
-        is_float = x.is_floating_point() and output.is_floating_point()
-        if not is_float or not bool(marked.any()):
-            return output
-        return remove_marks(output).masked_fill(marked, torch.nan)
+    def after(_: nn.Module, args: Inputs, output: Any) -> Tensor | None:
+        x = _input_of_same_shape(args, output)
+        if x is None or not (x.is_floating_point() and output.is_floating_point()):
+            return None
+        return remove_marks(output).masked_fill(x.isnan(), torch.nan)
 
     yield module.register_forward_pre_hook(before)
     yield module.register_forward_hook(after)

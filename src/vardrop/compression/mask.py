@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.integrations import load_integration
-from vardrop.compression.layer_views import join_name, parameter_owners, replace_module
+from vardrop._core.modules import parameter_owners
+from vardrop.compression.layer_views import join_name, replace_module
 from vardrop.compression.modules.pruned_attention import SlimAttention
 from vardrop.compression.modules.pruned_recurrent import Unrolled
 from vardrop.compression.modules.select import Scale
@@ -34,7 +35,11 @@ def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
     if threshold is None:
         return relevances
     for number in threshold.values() if isinstance(threshold, Mapping) else [threshold]:
-        if not _is_number(number):
+        try:
+            is_number = not math.isnan(float(number))  # infinity keeps everything or nothing
+        except (TypeError, ValueError):
+            is_number = False
+        if not is_number:
             raise VardropError(
                 "Expected `threshold` to be a number or numbers by module name, but got "
                 f"{number!r}."
@@ -62,14 +67,6 @@ def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
         name: dataclasses.replace(r, threshold=float(threshold.get(name, r.threshold)))
         for name, r in relevances.items()
     }
-
-
-def _is_number(threshold: SupportsFloat) -> bool:
-    """Infinity is a number: it keeps everything or nothing."""
-    try:
-        return not math.isnan(float(threshold))
-    except (TypeError, ValueError):
-        return False
 
 
 def check_means(net: nn.Module, what: str) -> None:
@@ -119,7 +116,12 @@ def zero_pruned_weights(
         elif isinstance(module, SwitchableDropout):
             plain = replace_module(plain, name, nn.Identity())
         elif isinstance(module, Gate):
-            plain = replace_module(plain, name, _plain_gate(module, alive.get(name)))
+            factors = [t for t in (module.unit_mean(), alive.get(name)) if t is not None]
+            scaled: nn.Module = nn.Identity()
+            if factors:
+                factor = math.prod(factors, start=torch.ones(())).detach()
+                scaled = Scale(factor.expand(module.units).clone(), module.axis)
+            plain = replace_module(plain, name, scaled)
     return plain, deviations
 
 
@@ -160,22 +162,11 @@ def decompose_layers(net: nn.Module) -> nn.Module:
 
 def recompose_layers(net: nn.Module) -> nn.Module:
     """Replace dense layers by torch's recurrent layers, and by its attention if no head is gone."""
-    attention, recurrent = named_modules_of(net, SlimAttention), named_modules_of(net, Unrolled)
-    layers: dict[str, SlimAttention | Unrolled] = {**attention, **recurrent}
-    for name, layer in layers.items():
-        if (torch_layer := layer.recompose()) is not None:
+    for name, layer in list(net.named_modules()):
+        torch_layer = layer.recompose() if isinstance(layer, SlimAttention | Unrolled) else None
+        if torch_layer is not None:
             net = replace_module(net, name, torch_layer)
     return net
-
-
-@torch.no_grad()
-def _plain_gate(gate: Gate, alive: Tensor | None) -> nn.Module:
-    """The mean of a gate between layers, with zeros for pruned units."""
-    mean = gate.unit_mean()
-    if mean is None and alive is None:
-        return nn.Identity()
-    factor = torch.ones(gate.units) if mean is None else mean.expand(gate.units).clone()
-    return Scale(factor if alive is None else factor * alive, gate.axis)
 
 
 @torch.no_grad()

@@ -326,7 +326,7 @@ def _inflate(header: bytes, into: nn.Module) -> bytes:
 def _decode(
     net: nn.Module, codes: list[_Code | None], offset: int, content: bytes
 ) -> dict[str, Tensor]:
-    coder, tensors, empty = _Coder(content[:offset]), {}, _sort_tensors(net)
+    coder, tensors, empty = _Coder(content[:offset]), dict[str, Tensor](), _sort_tensors(net)
     if len(codes) != len(empty):
         raise VardropError(
             f"Expected the file to hold the {len(empty)} tensors of `into`, but got {len(codes)}. "
@@ -339,12 +339,19 @@ def _decode(
             tensors[name] = raw.view(like.shape)
             continue
         step, differences, counts = code
-        _check_histogram(name, differences, counts, like.numel())
+        integers = all(type(n) is int for n in (*differences, *counts))
+        if not integers or len(differences) != len(counts) or min(counts, default=1) < 1:
+            raise VardropError(f"Expected a histogram for '{name}', but got something else.")
+        if sum(counts) != like.numel():
+            raise VardropError(
+                f"Expected {like.numel()} values for '{name}', but got {sum(counts)}. "
+                "Pass a model of the class that was packed."
+            )
         if step is not None:
             check_number(f"the step of '{name}'", step, above=0)
         levels = torch.tensor(differences, dtype=torch.long).cumsum(0)
-        integers = levels[coder.read(counts)]
-        numbers = integers.cumsum(0) if step is None else integers.double() * step
+        coded = levels[coder.read(counts)]
+        numbers = coded.cumsum(0) if step is None else coded.double() * step
         tensors[name] = numbers.to(like.dtype).view(like.shape)
     return tensors
 
@@ -373,39 +380,27 @@ def _differences(tensor: Tensor) -> Tensor:
     return torch.diff(flat, prepend=flat.new_zeros(1))
 
 
-def _check_histogram(name: str, differences: list[int], counts: list[int], size: int) -> None:
-    """Raise an error unless a table is a histogram of so many integers."""
-    integers = all(type(n) is int for n in (*differences, *counts))
-    if not integers or len(differences) != len(counts) or min(counts, default=1) < 1:
-        raise VardropError(f"Expected a histogram for '{name}', but got something else.")
-    if sum(counts) != size:
-        raise VardropError(
-            f"Expected {size} values for '{name}', but got {sum(counts)}. "
-            "Pass a model of the class that was packed."
-        )
-
-
 class _Coder:
     """A range coder of indices under histograms: writes them, or reads a payload in order."""
 
     def __init__(self, payload: bytes | None = None) -> None:
-        self._numpy = import_optional("numpy", "compress")
+        numpy = import_optional("numpy", "compress")
         stream = import_optional("constriction", "compress").stream
         self._categorical = stream.model.Categorical
         if payload is None:
             self._queue = stream.queue.RangeEncoder()
         else:
-            words = self._numpy.frombuffer(payload, dtype="<u4").astype(self._numpy.uint32)
+            words = numpy.frombuffer(payload, dtype="<u4").astype(numpy.uint32)
             self._queue = stream.queue.RangeDecoder(words)
 
     def _model(self, counts: list[int]) -> Any:
-        fractions = self._numpy.array(counts, dtype=self._numpy.float64) / sum(counts)
-        return self._categorical(fractions, perfect=False)
+        fractions = torch.tensor(counts, dtype=torch.float64) / sum(counts)
+        return self._categorical(fractions.numpy(), perfect=False)
 
     def write(self, index: Tensor, counts: list[int]) -> None:
         """Code indices under their histogram. A constant takes no bits."""
         if len(counts) > 1:
-            self._queue.encode(index.numpy().astype(self._numpy.int32), self._model(counts))
+            self._queue.encode(index.int().numpy(), self._model(counts))
 
     def to_bytes(self) -> bytes:
         """The payload that was written so far."""

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from vardrop._core.calls import tensors_in
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import hooks
 from vardrop._core.torch_private import PlainAttention, TorchDispatchMode, tree_map_only
 from vardrop.compression.layer_views import (
     AffineView,
@@ -27,10 +28,11 @@ from vardrop.compression.mark_units import remove_marks
 from vardrop.compression.modules.pruned_attention import SlimAttention
 from vardrop.compression.modules.pruned_recurrent import RecurrentOutput, Recurring, Unrolled
 from vardrop.compression.modules.select import Scale
-from vardrop.compression.probes import Inputs, hooks, run
-from vardrop.compression.units import TO_THE_OUTPUT, Place, Unit
+from vardrop.compression.probes import Inputs, run
+from vardrop.compression.units import TO_THE_OUTPUT, Blocks, Place, Unit, equal_places
 from vardrop.noisy import named_modules_of
 
+_NO_UNITS = torch.empty(0, dtype=torch.long)
 _UNIFORM = 1e-6  # rounding difference between positions, relative to the largest value
 # These operations also return positions, but their values show a mark at the right place.
 _EXTREMES = ("max", "min", "cummax", "cummin", "adaptive_max", "fractional_max")
@@ -200,23 +202,21 @@ class Removal:
     def _find_unread_states(self, name: str, waiting: list[Unit]) -> None:
         """Count units of a state as unread if only such units read them."""
         weight = self.layers[name].weight.ne(0)
-        dead = [u for u in waiting if u.reason is None and self._feeds_itself_only(u, name)]
-        while dead:
-            rows = [i for u in dead for n, i in u.emitters if n == name]
+        dead = []
+        for unit in waiting:
+            readers = self._readers(unit)
+            is_fed = any(n == name for n, _ in unit.emitters)
+            others = (self._unread[n][at] for n, at in readers.items() if n != name)
+            if unit.reason is None and is_fed and name in readers and all(o.all() for o in others):
+                dead.append((unit, readers[name]))
+        size = -1
+        while len(dead) != size:  # without a unit of the state, others may be read
+            size = len(dead)
+            rows = [i for unit, _ in dead for n, i in unit.emitters if n == name]
             others = weight.index_fill(0, torch.tensor(rows, dtype=torch.long), False).any(0)
-            left = [u for u in dead if not any(others[i] for n, i in u.readers if n == name)]
-            if len(left) == len(dead):
-                break
-            dead = left
-        for unit in dead:
-            self._unread[name][self._readers(unit)[name]] = True
-
-    def _feeds_itself_only(self, unit: Unit, name: str) -> bool:
-        """Whether a layer reads a unit of the state that it feeds, and no other layer does."""
-        readers = self._readers(unit)
-        is_fed = any(n == name for n, _ in unit.emitters)
-        is_read = readers.pop(name, None) is not None
-        return is_fed and is_read and all(self._unread[n][at].all() for n, at in readers.items())
+            dead = [(unit, at) for unit, at in dead if not bool(others[at].any())]
+        for _, at in dead:
+            self._unread[name][at] = True
 
     def _remove(self, unit: Unit) -> bool:
         """Whether a unit is removed. A dead unit that has to stay is counted with the reason."""
@@ -244,7 +244,7 @@ class Removal:
             self.stays[unit.emitters[0][0], obstacle] += 1
         return obstacle is None
 
-    def _readers(self, *units: Unit) -> dict[str, list[int]]:
+    def _readers(self, *units: Unit) -> dict[str, Tensor]:
         """The inputs where units end. A depthwise layer only passes them on."""
         places = (p for unit in units for p in unit.readers)
         return _by_module(p for p in places if not self.layers[p[0]].is_depthwise)
@@ -253,20 +253,16 @@ class Removal:
         """Zero the weights that read units or feed them."""
         read = self._readers(*units)
         fed = _by_module(place for unit in units for place in unit.emitters)
-        for name, indices in fed.items():
-            if name in self.modules:
-                self.modules[name].zero(indices)
-        for name, view in self.layers.items():
-            if name in read or name in fed:
-                view.zero(read.get(name, []), fed.get(name, []))
+        for name in fed.keys() & self.modules.keys():
+            self.modules[name].fill(fed[name], 0)
+        for name in (read.keys() | fed.keys()) & self.layers.keys():
+            self.layers[name].zero(read.get(name, _NO_UNITS), fed.get(name, _NO_UNITS))
 
 
-def _constant_effect(view: AffineView, seen: Tensor, constant: list[int]) -> Tensor | None:
+def _constant_effect(view: AffineView, seen: Tensor, constant: Tensor) -> Tensor | None:
     """The sum that constant inputs add to each output, or None if positions differ."""
-    index = torch.tensor(constant, device=seen.device)
-    only = torch.zeros_like(seen).index_copy(
-        view.axis % seen.dim(), index, seen.index_select(view.axis, index)
-    )
+    index, axis = constant.to(seen.device), view.axis % seen.dim()
+    only = torch.zeros_like(seen).index_copy(axis, index, seen.index_select(axis, index))
     y = _drop_bias(view.layer, view.weight)(only).movedim(view.axis, 0).flatten(1)
     low, high = y.amin(1), y.amax(1)
     if bool((high - low > _UNIFORM * y.abs().max()).any()):
@@ -279,51 +275,40 @@ def keep_equal_widths(net: nn.Module, removed: list[Unit]) -> list[Unit]:
 
     All of the removed units are zero, so this affects only shapes.
     """
-    layers, unrolled, gone = affine_layers(net), named_modules_of(net, Unrolled), list(removed)
-    while gone and (back := _unit_to_return(layers, unrolled, gone)) is not None:
+    layers, blocks, gone = affine_layers(net), equal_places(net), list(removed)
+    projections = {  # torch requires fewer outputs than inputs
+        full_name: layers[full_name]
+        for name, layer in named_modules_of(net, Unrolled).items()
+        for full_name in (join_name(name, part) for part in layer.projections())
+    }
+    while gone and (back := _unit_to_return(blocks, projections, gone)) is not None:
         gone.remove(back)
     return gone
 
 
 def _unit_to_return(
-    layers: dict[str, AffineView], unrolled: dict[str, Unrolled], gone: list[Unit]
+    blocks: list[Blocks], projections: dict[str, AffineView], gone: list[Unit]
 ) -> Unit | None:
+    """A unit of a block that keeps fewer places than another block, or none at all."""
     read = {place: unit for unit in gone for place in unit.readers}
     fed = {place: unit for unit in gone for place in unit.emitters}
-    for name, view in layers.items():
-        ins, outs = (
-            [[(name, group * size + i) for i in range(size)] for group in range(view.groups)]
-            for size in (view.inputs // view.groups, view.outputs // view.groups)
-        )
-        pairs = zip(ins, outs, strict=True)
-        alive = [not (all(p in read for p in i) and all(p in fed for p in o)) for i, o in pairs]
-        if not any(alive):
-            return fed[outs[0][0]]
-        for groups, lost in ((ins, read), (outs, fed)):
-            living = [places for places, lives in zip(groups, alive, strict=True) if lives]
-            if (back := _first_missing(living, lost)) is not None:
-                return back
-    for name, layer in unrolled.items():
-        for parts in layer.equal_widths():
-            names = [join_name(name, part) for part in parts]
-            widths = [[(n, i) for i in range(layers[n].outputs)] for n in names]
-            if (back := _first_missing(widths, fed)) is not None:
-                return back
-        for part in layer.projections():  # torch requires fewer outputs than inputs
-            full_name = join_name(name, part)
-            unread = [place for place in read if place[0] == full_name]
-            width = layers[full_name].outputs - sum(place[0] == full_name for place in fed)
-            if unread and layers[full_name].inputs - len(unread) <= width:
-                return read[unread[0]]
-    return None
-
-
-def _first_missing(sets: list[list[Place]], lost: dict[Place, Unit]) -> Unit | None:
-    """A unit of a set of places that keeps fewer places than another set, or none at all."""
-    left = [sum(place not in lost for place in places) for places in sets]
-    for places, count in zip(sets, left, strict=True):
-        if count < max(1, *left):
-            return next(lost[place] for place in places if place in lost)
+    for pair in blocks:
+        lives = [
+            not (read.keys() >= set(i) and fed.keys() >= set(o)) for i, o in zip(*pair, strict=True)
+        ]
+        if not any(lives):
+            return fed[pair[1][0][0]]
+        for sides, lost in zip(pair, (read, fed), strict=True):
+            living = [places for places, alive in zip(sides, lives, strict=True) if alive]
+            left = [sum(place not in lost for place in places) for places in living]
+            for places, count in zip(living, left, strict=True):
+                if places and count < max(1, *left):
+                    return next(lost[place] for place in places if place in lost)
+    for name, view in projections.items():
+        unread = [place for place in read if place[0] == name]
+        width = view.outputs - sum(place[0] == name for place in fed)
+        if unread and view.inputs - len(unread) <= width:
+            return read[unread[0]]
     return None
 
 
@@ -336,27 +321,26 @@ def cut_out(net: nn.Module, gone: list[Unit]) -> None:
     emitted = _by_module(place for unit in gone for place in unit.emitters)
     carried = _by_module(place for unit in gone for place in (*unit.carriers, *unit.emitters))
 
-    def mask(count: int, indices: list[int]) -> Tensor:
+    def mask(count: int, units: Tensor | None) -> Tensor:
         keep = torch.ones(count, dtype=torch.bool)
-        keep[indices] = False
-        return keep
+        return keep if units is None else keep.index_fill(0, units, False)
 
     for name, attention in named_modules_of(net, SlimAttention).items():
-        units = emitted.get(join_name(name, "q_proj"), [])
+        units = emitted.get(join_name(name, "q_proj"))
         attention.keep(mask(attention.q_proj.out_features, units))
     for name, view in affine_layers(net).items():
         if name in read or name in emitted:
-            inputs = mask(view.inputs, read.get(name, []))
-            view.resize(inputs, mask(view.outputs, emitted.get(name, [])))
+            inputs = mask(view.inputs, read.get(name))
+            view.resize(inputs, mask(view.outputs, emitted.get(name)))
     for name, module in modules.items():
         if name in carried:
             module.resize(mask(module.outputs, carried[name]))
     settle_sizes(net, before)
 
 
-def _by_module(places: Iterable[Place]) -> dict[str, list[int]]:
+def _by_module(places: Iterable[Place]) -> dict[str, Tensor]:
     """The units of places by module."""
     units: dict[str, list[int]] = defaultdict(list)
     for name, index in places:
         units[name].append(index)
-    return dict(units)
+    return {name: torch.tensor(indices) for name, indices in units.items()}

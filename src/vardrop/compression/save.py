@@ -17,30 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vardrop._core import encoder
 from vardrop._core.checks import check_net, check_type
-from vardrop._core.encoder import (
-    disable_encoder_fastpath,
-    is_encoder_fastpath_disabled,
-    update_encoder_fastpath,
-)
 from vardrop._core.errors import VardropError, report_errors
 from vardrop._core.files import check_readable, read_tensors, write_tensors
 from vardrop._core.integrations import load_integration
-from vardrop.compression.layer_views import (
-    Units,
-    affine,
-    affine_layers,
-    bare_units,
-    layout_of,
-    record_sizes,
-    replace_module,
-    replace_tensor,
-    settle_sizes,
-    view_of,
-)
+from vardrop.compression import layer_views
+from vardrop.compression.layer_views import AffineView, replace_module, view_of
 from vardrop.compression.modules.pruned_attention import SlimAttention
 from vardrop.compression.modules.pruned_recurrent import resize_recurrent
-from vardrop.compression.modules.select import Lookup, Scale, Select, selecting
+from vardrop.compression.modules.select import Lookup, Scale, Select, selection_of
 from vardrop.compression.sparse import SparseLinear
 from vardrop.layers import NOISY_TYPES
 from vardrop.noisy import Noisy, named_modules_of
@@ -142,32 +128,32 @@ def to_dense(net: nn.Module) -> tuple[nn.Module, list[str]]:
 def layer_sizes(net: nn.Module) -> dict[str, Any]:
     """The sizes of a plain model, and the modules that `shrink` added."""
     plan: dict[str, Any] = {"sizes": {}, "select": {}, "scale": {}, "identity": []}
-    rare: dict[str, Any] = {"lookup": {}, "attention": [], "unfused": [], "recurrent": {}}
-    rare["tensors"] = {}
+    always = list(plan)
+    plan |= {"lookup": {}, "attention": [], "unfused": [], "recurrent": {}, "tensors": {}}
     for name, module in net.named_modules():
-        layout = layout_of(module)
+        layout = layer_views.layout_of(module)
         if layout is not None and layout.sizes:
             plan["sizes"][name] = [getattr(module, key) for key in layout.sizes]
-            if (view := affine(module)) is not None:
-                plan["sizes"][name].append(int(view.bias is not None))
-        elif (pair := selecting(module, Select)) is not None:
-            plan["select"][name] = [len(pair[0].index), pair[0].axis]
-        elif (lookup := selecting(module, Lookup)) is not None:
-            rare["lookup"][name] = len(lookup[0].index)
+            if isinstance(layout, layer_views.AffineLayout):
+                plan["sizes"][name].append(int(module.bias is not None))
+        elif isinstance(first := selection_of(module), Select):
+            plan["select"][name] = [len(first.index), first.axis]
+        elif first is not None:
+            plan["lookup"][name] = len(first.index)
         elif isinstance(module, Scale):
             plan["scale"][name] = [len(module.factor), module.axis]
         elif isinstance(module, nn.RNNBase):
             sizes = [module.input_size, module.hidden_size, module.proj_size, int(module.bias)]
-            rare["recurrent"][name] = sizes
+            plan["recurrent"][name] = sizes
         elif isinstance(module, SlimAttention):
-            rare["attention"].append(name)
+            plan["attention"].append(name)
         elif type(module) is nn.Identity:
             plan["identity"].append(name)
-        if is_encoder_fastpath_disabled(module):
-            rare["unfused"].append(name)
-    for name, bare in bare_units(net).items():
-        rare["tensors"][name.rpartition(":")[0]] = list(bare.original().shape)
-    return plan | {key: names for key, names in rare.items() if names}
+        if encoder.is_encoder_fastpath_disabled(module):
+            plan["unfused"].append(name)
+    for name, bare in layer_views.bare_units(net).items():
+        plan["tensors"][name.rpartition(":")[0]] = list(next(bare.tensors())[1].shape)
+    return {key: entries for key, entries in plan.items() if entries or key in always}
 
 
 def resize_to(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
@@ -178,8 +164,8 @@ def resize_to(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     net = copy.deepcopy(into).eval()
     for module in net.modules():
         load_integration(type(module))
-    before = record_sizes(net)
-    widest = max((max(v.inputs, v.outputs) for v in affine_layers(net).values()), default=0)
+    before = layer_views.record_sizes(net)
+    widest = max((max(sizes) for sizes in before.values()), default=0)
     dtype = next((p.dtype for p in net.parameters()), None)
     for name, count in plan.get("lookup", {}).items():
         net = replace_module(net, name, _prepend_selection(Lookup, name, _find(net, name), count))
@@ -205,11 +191,11 @@ def resize_to(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     for layer in named_modules_of(net, SlimAttention).values():
         layer.heads = layer.heads[: layer.num_heads]
     for name, shape in plan.get("tensors", {}).items():
-        _resize_bare(net, name, list(shape))
-    settle_sizes(net, before)
-    update_encoder_fastpath(net, Noisy)
+        _crop_bare(net, name, list(shape))
+    layer_views.settle_sizes(net, before)
+    encoder.update_encoder_fastpath(net, Noisy)
     for name in plan.get("unfused", []):
-        disable_encoder_fastpath(_find(net, name))
+        encoder.disable_encoder_fastpath(_find(net, name))
     return net
 
 
@@ -238,20 +224,20 @@ def _resize_recurrent(name: str, layer: nn.RNNBase, sizes: list[object]) -> nn.M
 
 
 def _prepend_selection(
-    first: type[Select] | type[Lookup], name: str, module: nn.Module, count: object, *axis: int
+    first: type[Select] | type[Lookup], name: str, module: Any, count: object, *axis: int
 ) -> nn.Module:
     """A layer after a `Select` of so many inputs, or an embedding after a `Lookup`.
 
     In a model that was shrunk twice, an existing selection becomes smaller.
     """
-    pair = selecting(module, first)
-    layer: Any = module if pair is None else pair[1]
+    before = selection_of(module)
+    layer = module[1] if type(before) is first else module
     if first is Lookup:
         _check_kind(name, layer, nn.Embedding)
         most, layer.padding_idx = layer.num_embeddings, None
     else:
-        most = view.inputs if (view := affine(layer)) else 0
-    most = most if pair is None else len(pair[0].index)
+        most = view.inputs if isinstance(view := view_of(layer), AffineView) else 0
+    most = len(before.index) if type(before) is first else most
     index = torch.zeros(_count(name, count, most), dtype=torch.long)
     return nn.Sequential(first(index, *axis), layer).eval()
 
@@ -276,33 +262,40 @@ def _count(name: str, value: object, most: int) -> int:
 
 
 def _resize(name: str, module: nn.Module, sizes: list[object]) -> None:
-    """Set the sizes of a layer, which cannot be larger than before, and resize its tensors."""
-    layout = layout_of(module)
-    if layout is None or not layout.sizes:
+    """Set the sizes of a layer, which cannot be larger than before, and crop its tensors."""
+    view = view_of(module)
+    if view is None or not view.layout.sizes:
         _check_kind(name, module)
         return
-    view = view_of(module, layout)
-    for key, size in zip(layout.sizes, sizes, strict=False):
-        setattr(module, key, _count(name, size, getattr(module, key)))
-    if isinstance(view, Units):
-        view.set_size(getattr(module, layout.sizes[-1]))
-    has_bias = sizes[len(layout.sizes) :] == [1]
-    for key, shape in view_of(module, layout).shapes(has_bias).items():
-        old = getattr(module, key)
-        if shape is None:
-            setattr(module, key, None)
-        elif old is None or tuple(old.shape) != shape:
-            if old is not None and math.prod(shape) > old.numel():
-                raise VardropError(
-                    f"Expected '{name}.{key}' to have at most {old.numel()} entries, but got "
-                    f"{math.prod(shape)}. The file belongs to another model."
-                )
-            like = next(module.parameters()) if old is None else old
-            replace_tensor(module, key, like.detach().new_empty(shape))
+    keys: tuple[str, ...] = view.layout.sizes
+    counts = [_count(name, n, getattr(module, k)) for k, n in zip(keys, sizes, strict=False)]
+    if isinstance(view, layer_views.Units):
+        view.set_size(counts[-1])
+        shapes: dict[str, list[object]] = {key: [*counts] for key, _ in view.tensors()}
+    else:
+        inputs, outputs, *groups = counts
+        first, second = (inputs, outputs) if view.layout.transposed else (outputs, inputs)
+        shapes = {"weight": [first, second // math.prod(groups)], "bias": [outputs]}
+        if sizes[len(keys) :] != [1]:
+            view.layer.bias = None
+        elif view.bias is None:
+            view.layer.bias = nn.Parameter(view.weight.new_zeros(view.outputs))
+    for key, count in zip(keys, counts, strict=True):
+        setattr(module, key, count)
+    for key, shape in shapes.items():
+        _crop(name, module, key, shape)
 
 
-def _resize_bare(net: nn.Module, name: str, shape: list[object]) -> None:
-    """Give a tensor of no layer the shape in a file, which cannot be larger than before."""
+def _crop(name: str, module: nn.Module, key: str, shape: list[object]) -> None:
+    """Cut a tensor down to the first entries of its first axes. It cannot become larger."""
+    tensor: Tensor | None = getattr(module, key)
+    if tensor is not None and list(tensor.shape[: len(shape)]) != shape:
+        sizes = [_count(name, size, most) for size, most in zip(shape, tensor.shape, strict=False)]
+        layer_views.replace_tensor(module, key, tensor.detach()[tuple(map(slice, sizes))].clone())
+
+
+def _crop_bare(net: nn.Module, name: str, shape: list[object]) -> None:
+    """Crop a tensor of no layer to the shape in a file, which cannot be larger than before."""
     owner, _, key = name.rpartition(".")
     module = _find(net, owner)
     old = getattr(module, key, None)
@@ -311,9 +304,7 @@ def _resize_bare(net: nn.Module, name: str, shape: list[object]) -> None:
             f"Expected `into` to have the tensor '{name}' with {len(shape)} axes, but it has not. "
             "Pass a model of the class that was saved."
         )
-    sizes = [_count(name, size, most) for size, most in zip(shape, old.shape, strict=True)]
-    if sizes != list(old.shape):
-        replace_tensor(module, key, old.detach().new_empty(sizes))
+    _crop(name, module, key, shape)
 
 
 def load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:

@@ -15,6 +15,7 @@ from vardrop._core.calls import Batch, call_net, clone_batch
 from vardrop._core.checks import check_net, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.progress import ProgressLine
+from vardrop.compression import mask
 from vardrop.compression.costs import LayerCost, layer_costs
 from vardrop.compression.cut import (
     Cut,
@@ -25,24 +26,12 @@ from vardrop.compression.cut import (
     select_inputs,
 )
 from vardrop.compression.layer_views import join_name
-from vardrop.compression.mask import (
-    Thresholds,
-    check_means,
-    find_gated_ties,
-    rules,
-    zero_pruned_weights,
-)
-from vardrop.compression.probes import (
-    Inputs,
-    Probes,
-    check_runs,
-    time_interleaved,
-    to_arguments,
-)
+from vardrop.compression.mask import Thresholds, zero_pruned_weights
+from vardrop.compression.probes import Inputs, Probes, check_runs, time_interleaved, to_arguments
 from vardrop.compression.remove_units import data_flow
 from vardrop.compression.trace_units import trace_units
 from vardrop.compression.units import Unit, UnitGraph
-from vardrop.noisy import Noisy, evaluating, named_modules_of, sampling
+from vardrop.noisy import Noisy, named_modules_of, sampling
 
 _QUANTITIES = {"macs": "MACs", "bytes": "bytes", "inputs": "inputs", "outputs": "outputs"}
 _NO_COST = LayerCost(0, 0, 0, 0, 0)
@@ -262,14 +251,14 @@ def shrink_traced(
                 f"Expected the parameters of `net` to be finite, but got NaN or infinity in "
                 f"'{name}'. Train it again from an earlier checkpoint."
             )
-    check_means(net, "to shrink")
-    relevances = rules(net, threshold)
+    mask.check_means(net, "to shrink")
+    relevances = mask.rules(net, threshold)
     plain, deviations = zero_pruned_weights(net, threshold)
     check_runs(plain, inputs)
     probes, parts = Probes(plain, inputs), copy_decomposed(plain)
     traced = trace_units(parts, inputs, advance) if graph is None else graph
-    make_cut = partial(Cut, ties=find_tied_parameters(net), drop_inputs=drop_inputs)
-    cut = cut_dead_units(parts, inputs, traced, probes, make_cut, advance)
+    ties = find_tied_parameters(net)
+    cut = cut_dead_units(parts, inputs, traced, probes, ties, drop_inputs, advance)
     change = 0.0
     if not all(bool(r.kept.all()) for r in relevances.values()):
         with sampling(net, on=False):
@@ -279,7 +268,7 @@ def shrink_traced(
         notes=(*cut.notes, *_notes_on_ties_and_noise(net, plain, cut.net)),
         proof=str(probes),
         change=change,
-        latency=_latencies(plain, cut.net, inputs) if graph is None else None,
+        latency=_latency(plain, cut.net, inputs) if graph is None else None,
         standard_deviations=cut_deviations(plain, deviations, cut),
         thresholds={name: r.threshold for name, r in relevances.items()},
         units=tuple(cut.removed),
@@ -289,17 +278,17 @@ def shrink_traced(
     return Shrunk(cut.net, plan)
 
 
-def _latencies(plain: nn.Module, small: nn.Module, inputs: Inputs) -> tuple[float, float]:
+@torch.no_grad()
+def _latency(plain: nn.Module, small: nn.Module, inputs: Inputs) -> tuple[float, float]:
     """The best time of a call of both models, in seconds."""
-    with torch.no_grad(), evaluating(plain), evaluating(small):
-        before, after = (partial(call_net, net, clone_batch(inputs)) for net in (plain, small))
-        times = time_interleaved({"before": before, "after": after}, rounds=1)
+    before, after = (partial(call_net, net, clone_batch(inputs)) for net in (plain, small))
+    times = time_interleaved({"before": before, "after": after}, rounds=1)
     return times["before"], times["after"]
 
 
 def _notes_on_ties_and_noise(net: nn.Module, plain: nn.Module, small: nn.Module) -> list[str]:
     shared = {name for names in find_tied_parameters(small) for name in names}
-    untied = [name for name in find_gated_ties(net) if join_name(name, "weight") not in shared]
+    untied = [name for name in mask.find_gated_ties(net) if join_name(name, "weight") not in shared]
     return [f"'{name}' gets separate weights: its gate is folded in." for name in untied] + [
         f"'{name}' ({type(module).__name__}) stays noisy: it has no plain equivalent."
         for name, module in named_modules_of(plain, Noisy).items()

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from vardrop._core.calls import Batch, call_net, clone_batch
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import hooks
 from vardrop.compression.layer_views import replace_module
 from vardrop.compression.probes import (
     Inputs,
     check_plain,
     check_runs,
-    hooks,
     run,
     time_interleaved,
     to_arguments,

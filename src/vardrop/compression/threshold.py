@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from vardrop._core.calls import LabelledData, labelled_batches
+from vardrop._core.calls import LabelledData, labelled_batches, slice_batch
 from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.progress import track
 from vardrop.compression.mask import decompose_layers, rules, zero_pruned_weights
 from vardrop.compression.pack import count_packed_bytes
-from vardrop.compression.probes import Metric, first_rows, score, to_arguments
+from vardrop.compression.probes import Metric, score, to_arguments
 from vardrop.compression.shrink import shrink_traced
 from vardrop.compression.trace_units import trace_units
 from vardrop.noisy import Relevance
@@ -145,7 +145,7 @@ def choose_threshold(
     never = {n: -math.inf if r.keep_above else math.inf for n, r in rules(net).items()}
     full = zero_pruned_weights(net, never)[0]
     reference = score(full, examples, metric)
-    example, graph = first_rows(to_arguments(examples[0][0])), None
+    example, graph = slice_batch(to_arguments(examples[0][0]), 0, 1), None
     if kind in ("bytes", "macs"):  # the units are the same at every threshold
         graph = trace_units(decompose_layers(full), example)
     curve = []

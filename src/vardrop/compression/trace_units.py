@@ -11,18 +11,15 @@ after the cut is tested afterwards.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import parameter_owners
 from vardrop.compression.costs import CountedPass
-from vardrop.compression.layer_views import (
-    affine_layers,
-    layout_of,
-    parameter_owners,
-)
+from vardrop.compression.layer_views import affine_layers, layout_of
 from vardrop.compression.mark_units import ROLES, Marks, Numbers, Tracer
 from vardrop.compression.modules.pruned_recurrent import Recurring
 from vardrop.compression.probes import CODE_ERRORS, Inputs
@@ -98,7 +95,7 @@ class _Coupling(DisjointSets[_Node]):
 
         A tensor without an axis of units keeps the places that it reaches.
         """
-        tracer, joined = self.tracer, set[int]()
+        tracer, joined = self.tracer, set[str]()
         for group in _group_disjoint(self._arrivals(list(tracer.bare))):
             codes = {name: torch.arange(tracer.units[name]) for name in group}
             numbers = tracer.number_units(codes)
@@ -106,24 +103,18 @@ class _Coupling(DisjointSets[_Node]):
                 if marks and numbers.mixed_at(marks) is None:
                     reason = self._obstacle(name, marks)
                     self._join_places(name, marks, numbers, codes[name], reason)
-                    joined.add(id(tracer.bare[name].original()))
-        rest = [t for t in tracer.other if id(t) not in joined]
-        if rest:
-            self._fix_places(tracer.bare_places(rest), "a bare parameter takes part")
-
-    def _fix_places(self, marks: Marks, reason: str) -> None:
-        for (role, name), mask in marks.items():
-            for i in mask.nonzero().flatten().tolist():
-                self.reasons[role, name, i] = reason
+                    joined.add(name.rpartition(":")[0])
+        if rest := [t for name, t in tracer.other.items() if name not in joined]:
+            nodes = _nodes(tracer.follow({}, tensors=rest))
+            self.reasons |= dict.fromkeys(nodes, "a bare parameter takes part")
 
     def _arrivals(self, names: list[str]) -> dict[str, Marks]:
         """The places that the units of each of these layers reach."""
         codes = torch.tensor([self.tracer.codes[n] for n in names], dtype=torch.long)
         reached = dict(zip(names, self.tracer.number_layers(names).reach(codes), strict=True))
         arrivals = {name: marks for name, (marks, _) in reached.items()}
-        for group in _group_disjoint(
-            {n: marks for n, (marks, unclear) in reached.items() if unclear}
-        ):
+        unclear = {name: marks for name, (marks, is_unclear) in reached.items() if is_unclear}
+        for group in _group_disjoint(unclear):
             marks = self.tracer.follow_layers(group)
             for name, places in group.items():
                 arrivals[name] = {place: marks[place] for place in places if place in marks}
@@ -138,12 +129,12 @@ class _Coupling(DisjointSets[_Node]):
         for name in targets:
             widths[self.tracer.units[name]].append(name)
         for width, names in widths.items():
-            reached = self.tracer.follow_layers(names)
-            marks = {place: mask for place, mask in reached.items() if place[0] in ROLES}
+            marks = self.tracer.follow_layers(names)
             for name in names:
                 reason = self._describe_whole(targets[name])
                 self._join_places(name, marks, numbers, torch.arange(width), reason)
-            self._fix_places(marks, self._describe_whole(targets[names[0]]))
+            reason = self._describe_whole(targets[names[0]])
+            self.reasons |= dict.fromkeys(_nodes(marks), reason)
 
     def _join_layer(self, name: str, marks: Marks, numbers: Numbers) -> None:
         """Join every unit of a layer with the places that it reaches."""
@@ -166,11 +157,10 @@ class _Coupling(DisjointSets[_Node]):
             self.join(("emitter", name, unit), ("emitter", name, first.setdefault(code, unit)))
             if reason is not None:
                 self.reasons["emitter", name, unit] = reason
-        for (role, target), mask in marks.items():
-            for position in mask.nonzero().flatten().tolist() if role in ROLES else ():
-                code = int(numbers[role, target][1, position])
-                if code in first:
-                    self.join(("emitter", name, first[code]), (role, target, position))
+        for role, target, position in _nodes(marks):
+            code = int(numbers[role, target][1, position])
+            if code in first:
+                self.join(("emitter", name, first[code]), (role, target, position))
 
     def _keep(self, name: str, marks: Marks, reason: str) -> None:
         """Keep units that cannot be distinguished. They are joined with places for the notes."""
@@ -178,22 +168,19 @@ class _Coupling(DisjointSets[_Node]):
         for i in range(count):
             self.root(("emitter", name, i))
             self.reasons["emitter", name, i] = reason
-        for (role, target), mask in marks.items():
-            if role in ROLES and count > 1:
-                # Every unit gets equally many places, and the last unit gets the remaining ones.
-                positions = mask.nonzero().flatten().tolist()
-                each = max(len(positions) // count, 1)
-                for i, position in enumerate(positions):
-                    unit = min(i // each, count - 1)
-                    self.join(("emitter", name, unit), (role, target, position))
+        for place, mask in marks.items() if count > 1 else ():
+            # Every unit gets equally many places, and the last unit gets the remaining ones.
+            nodes = list(_nodes({place: mask}))
+            each = max(len(nodes) // count, 1)
+            for i, node in enumerate(nodes):
+                self.join(("emitter", name, min(i // each, count - 1)), node)
 
     def _is_broadcast(self, name: str, marks: Marks) -> bool:
         """Whether units of a layer are multiplied with all units of places that other layers emit.
 
         A unit reaches all of them, or one or none of another place.
         """
-        nodes = ((p[0], p[1], i) for p, m in marks.items() for i in m.nonzero().flatten().tolist())
-        if not all(node in self.parents for node in nodes if node[0] in ROLES):
+        if not all(node in self.parents for node in _nodes(marks)):
             return False
         last = self.tracer.units[name] - 1
         for unit in {0, last // 2, last}:
@@ -235,6 +222,13 @@ class _Coupling(DisjointSets[_Node]):
             for root, s in sets.items()
             if s["emitter"]
         ]
+
+
+def _nodes(marks: Marks) -> Iterator[_Node]:
+    """The marked units of readers and carriers."""
+    for (role, name), mask in marks.items():
+        if role in ROLES:
+            yield from ((role, name, i) for i in mask.nonzero().flatten().tolist())
 
 
 def _group_disjoint(layers: dict[str, Marks]) -> list[dict[str, Marks]]:

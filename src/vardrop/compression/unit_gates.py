@@ -20,14 +20,20 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
-from vardrop.compression.layer_views import AffineView, affine_layers, join_name, unit_modules
-from vardrop.compression.modules.pruned_recurrent import Unrolled
-from vardrop.compression.probes import Inputs, hooks
+from vardrop._core.modules import hooks
+from vardrop.compression.layer_views import AffineView, affine_layers, unit_modules
+from vardrop.compression.probes import Inputs
 from vardrop.compression.trace_units import trace_units
-from vardrop.compression.units import TO_THE_OUTPUT, DisjointSets, Place, Unit, UnitGraph
+from vardrop.compression.units import (
+    TO_THE_OUTPUT,
+    DisjointSets,
+    Place,
+    Unit,
+    UnitGraph,
+    equal_places,
+)
 from vardrop.gates import HardConcrete
 from vardrop.gates.base import along
-from vardrop.noisy import named_modules_of
 
 Quantity = Literal["macs", "bytes"]
 # For every module, the number of each unit's gate, counted from 1, or 0 for a unit without a gate.
@@ -71,16 +77,13 @@ class UnitGates(nn.Module):
         self.noise = HardConcrete(drop_rate=1 / (1 + math.exp(_START)))
         start = self.noise.initial(len(self.units))["logit"]
         self.logit = nn.Parameter(start.to(next(net.parameters()).device))
-        layers, modules = affine_layers(net), unit_modules(net)
-        widths = {n: v.outputs for n, v in layers.items()}
-        widths |= {n: v.outputs for n, v in modules.items()}
+        layers = affine_layers(net)
+        widths = {n: v.outputs for n, v in (layers | unit_modules(net)).items()}
         self._emitters = self._number(widths, lambda u: u.emitters)
         carriers = self._number(widths, lambda u: u.carriers)
         self._readers = self._number({n: v.inputs for n, v in layers.items()}, lambda u: u.readers)
         outputs = {n: self._emitters[n] + carriers[n] for n in widths}
         self._costs = _Costs(net, graph, self._readers, outputs)
-        all_open = torch.ones(len(self.units))
-        self._full = {q: float(self._costs.total(all_open, q)) for q in ("macs", "bytes")}
         self._factors: Tensor | None = None
 
     def _number(
@@ -99,7 +102,7 @@ class UnitGates(nn.Module):
 
     def cost(self, open_gates: Tensor, quantity: Quantity = "macs") -> Tensor:
         """The cost of a model with open gates (1) or partly open gates, as a fraction."""
-        return self._costs.total(open_gates, quantity) / self._full[quantity]
+        return self._costs.fraction(open_gates, quantity)
 
     @contextmanager
     def acting(self, net: nn.Module) -> Iterator[None]:
@@ -215,45 +218,34 @@ class _Costs:
     def __init__(
         self, net: nn.Module, graph: UnitGraph, readers: _GateNumbers, outputs: _GateNumbers
     ) -> None:
-        layers, modules = affine_layers(net), unit_modules(net)
-        inputs = {
-            n: torch.zeros_like(readers[n]) if _removes_groups(v) else readers[n]
-            for n, v in layers.items()
-        }
-        self._inputs, self._outputs = list(inputs.values()), [outputs[n] for n in layers]
-        sizes = torch.tensor([v.inputs * v.outputs for v in layers.values()]).clamp_min(1)
-        stored = torch.tensor([_bytes(v.weight) for v in layers.values()])
-        macs = torch.tensor([graph.costs[n].macs for n in layers])
-        self._price = {"macs": macs.double() / sizes, "bytes": stored.double() / sizes}
-        # The bytes per unit of all tensors that are no weight of a layer.
-        tensors = {n: [] if v.bias is None else [v.bias] for n, v in layers.items()}
-        tensors |= {n: [t for _, t in v.tensors()] for n, v in modules.items()}
-        units = [(sum(map(_bytes, held)), outputs[n]) for n, held in tensors.items()]
-        self._units = torch.cat([numbers for _, numbers in units])
-        each = [torch.full((len(n),), size / len(n), dtype=torch.float64) for size, n in units]
-        self._unit_bytes = torch.cat(each)
-        total = sum(map(_bytes, net.state_dict().values()))
-        products = sum(cost.macs for name, cost in graph.costs.items() if name not in layers)
+        layers, no_gate = affine_layers(net), torch.zeros(1, dtype=torch.long)
+        # For every tensor: the gates of its inputs and outputs, its MACs and its bytes.
+        entries: list[tuple[Tensor, Tensor, int, int]] = []
+        for name, view in layers.items():
+            inputs = torch.zeros_like(readers[name]) if _removes_groups(view) else readers[name]
+            entries.append((inputs, outputs[name], graph.costs[name].macs, view.weight.nbytes))
+            if view.bias is not None:
+                entries.append((no_gate, outputs[name], 0, view.bias.nbytes))
+        for name, module in unit_modules(net).items():
+            entries += [(no_gate, outputs[name], 0, t.nbytes) for _, t in module.tensors()]
+        self._inputs, self._outputs, macs, stored = zip(*entries, strict=True)
+        sizes = [max(1, len(i) * len(o)) for i, o, _, _ in entries]
+        prices = torch.tensor([macs, stored], dtype=torch.float64) / torch.tensor(sizes)
+        self._price = dict(zip(("macs", "bytes"), prices, strict=True))
+        full_macs = sum(cost.macs for cost in graph.costs.values())
+        full_bytes = sum(t.nbytes for t in net.state_dict().values())
+        self._full = {"macs": full_macs, "bytes": full_bytes}
         # The costs that do not depend on gates.
-        self._rest = {
-            "macs": float(products),
-            "bytes": total - float(stored.sum()) - float(self._unit_bytes.sum()),
-        }
+        self._rest = {"macs": full_macs - sum(macs), "bytes": full_bytes - sum(stored)}
 
-    def total(self, open_gates: Tensor, quantity: Quantity) -> Tensor:
-        """The cost of a model, differentiable with respect to the gates."""
+    def fraction(self, open_gates: Tensor, quantity: Quantity) -> Tensor:
+        """The cost as a fraction of the full cost, differentiable with respect to the gates."""
         gates = open_gates.to("cpu", torch.float64)
         factors = torch.cat([torch.ones(1, dtype=torch.float64), gates])
         inputs = torch.stack([factors[numbers].sum() for numbers in self._inputs])
         outputs = torch.stack([factors[numbers].sum() for numbers in self._outputs])
         cost = (self._price[quantity] * inputs * outputs).sum() + self._rest[quantity]
-        if quantity == "bytes":
-            cost = cost + self._unit_bytes @ factors[self._units]
-        return cost
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+        return cost / self._full[quantity]
 
 
 def _removes_groups(view: AffineView) -> bool:
@@ -268,25 +260,23 @@ def _join_tied(net: nn.Module, traced: Sequence[Unit]) -> list[tuple[Unit, ...]]
     """
     layers = affine_layers(net)
     units = _with_fixed_groups(layers, traced)
-    emits = {place: i for i, u in enumerate(units) for place in u.emitters}
-    reads = {place: i for i, u in enumerate(units) for place in u.readers}
-    tied = [
-        [(emits if out else reads).get((name, i)) for out, i in together]
-        for name, view in layers.items()
-        for together in _ties(view)
-    ]
-    for name, layer in named_modules_of(net, Unrolled).items():
-        for parts in layer.equal_widths():
-            names = [join_name(name, part) for part in parts]
-            width = layers[names[0]].outputs if names else 0
-            tied += [[emits.get((n, i)) for n in names] for i in range(width)]
-    sets = DisjointSets[int]()
-    for together in tied:
-        for one, other in pairwise(i for i in together if i is not None):
-            sets.join(one, other)
-    joined: dict[int, list[Unit]] = defaultdict(list)
-    for i, unit in enumerate(units):
-        joined[sets.root(i)].append(unit)
+    reads = {place: unit for unit in units for place in unit.readers}
+    emits = {place: unit for unit in units for place in unit.emitters}
+    sets = DisjointSets[Unit]()
+    for ins, outs in equal_places(net):
+        read = [[reads.get(place) for place in block] for block in ins]
+        fed = [[emits.get(place) for place in block] for block in outs]
+        tied: list[tuple[Unit | None, ...]] = []
+        if len(outs) > 1 and ins[0] and 1 in (len(ins[0]), len(outs[0])):
+            tied = [(*i, *o) for i, o in zip(read, fed, strict=True)]  # groups go as a whole
+        elif len(outs) > 1:
+            tied = [*zip(*read, strict=True), *zip(*fed, strict=True)]
+        for together in tied:
+            for one, other in pairwise(filter(None, together)):
+                sets.join(one, other)
+    joined: dict[Unit, list[Unit]] = defaultdict(list)
+    for unit in units:
+        joined[sets.root(unit)].append(unit)
     return [tuple(members) for members in joined.values()]
 
 
@@ -305,20 +295,6 @@ def _with_fixed_groups(layers: dict[str, AffineView], units: Sequence[Unit]) -> 
         dataclasses.replace(u, reason=u.reason or why) if stay.intersection(u.emitters) else u
         for u in units
     ]
-
-
-def _ties(view: AffineView) -> Iterator[list[tuple[bool, int]]]:
-    """Places of a grouped layer that are removed together: (whether an output, unit)."""
-    if view.groups == 1:
-        return
-    sizes = view.inputs // view.groups, view.outputs // view.groups
-    if _removes_groups(view):
-        for g in range(view.groups):
-            yield [(bool(s), g * n + i) for s, n in enumerate(sizes) for i in range(n)]
-        return
-    for side, size in enumerate(sizes):
-        for i in range(size):
-            yield [(bool(side), g * size + i) for g in range(view.groups)]
 
 
 def _notes(sets: list[tuple[Unit, ...]]) -> tuple[str, ...]:

@@ -6,7 +6,12 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from torch import nn
+
 from vardrop.compression.costs import LayerCost
+from vardrop.compression.layer_views import affine_layers, join_name
+from vardrop.compression.modules.pruned_recurrent import Unrolled
+from vardrop.noisy import named_modules_of
 
 Place = tuple[str, int]  # the name of a module and one of its units
 TO_THE_OUTPUT = "it reaches the output of the model"
@@ -47,6 +52,30 @@ class UnitGraph(NamedTuple):
     units: tuple[Unit, ...]
     costs: Mapping[str, LayerCost]
     obstacle: str | None = None
+
+
+# The groups of a layer, or layers of one width: the inputs of every block, and the outputs.
+Blocks = tuple[list[list[Place]], list[list[Place]]]
+
+
+def equal_places(net: nn.Module) -> list[Blocks]:
+    """Blocks that have to keep equally many inputs, and equally many outputs.
+
+    The inputs of parts of a recurrent layer are not compared, so such blocks have none.
+    """
+    layers, blocks = affine_layers(net), list[Blocks]()
+    for name, view in layers.items():
+        ins, outs = (
+            [[(name, group * size + i) for i in range(size)] for group in range(view.groups)]
+            for size in (view.inputs // view.groups, view.outputs // view.groups)
+        )
+        blocks.append((ins, outs))
+    for name, layer in named_modules_of(net, Unrolled).items():
+        for parts in filter(None, layer.equal_widths()):
+            names = [join_name(name, part) for part in parts]
+            outs = [[(n, i) for i in range(layers[n].outputs)] for n in names]
+            blocks.append(([[] for _ in names], outs))
+    return blocks
 
 
 _Member = TypeVar("_Member", bound=Hashable)

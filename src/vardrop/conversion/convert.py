@@ -7,7 +7,6 @@ to it or to its parameters remain valid. A single layer is converted like a mode
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from torch import nn
 
 from vardrop._core.encoder import update_encoder_fastpath
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import parameter_owners
 from vardrop.conversion.layers import ties
 from vardrop.conversion.plan import NOT_SELECTED, Plan, Selection, plan, selects
 from vardrop.conversion.rules import join_names
@@ -108,7 +108,7 @@ def revert(net: Net) -> Net:
     <class 'torch.nn.modules.linear.Linear'>
     """
     modules = list(noisy_modules(net).values())
-    owners = Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
+    owners = parameter_owners(net)
     for module in modules:
         if isinstance(module, Head):
             module.check_linear()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vardrop._core.calls import Batch, call_net, map_tensors, plain_batch, split_batch
 from vardrop._core.checks import check_integer, check_net, check_number, check_type
 from vardrop._core.errors import VardropError
-from vardrop.compression.probes import hooks
+from vardrop._core.modules import hooks
 from vardrop.conversion import revert
 from vardrop.likelihoods import Categorical, Likelihood
 from vardrop.noisy import has_noise, noisy_weights, training_mode

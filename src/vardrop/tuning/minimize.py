@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from vardrop._core.calls import Batch, call_net, clone_batch, tensors_in
 from vardrop._core.errors import NotFiniteError, VardropError
+from vardrop._core.modules import hooks
 from vardrop._core.progress import ProgressLine
 from vardrop._core.rng import preserve_rng
-from vardrop.compression.probes import hooks
 from vardrop.noisy import Noisy
 from vardrop.objective import ELBO
 from vardrop.objective.compile import descend

@@ -27,6 +27,7 @@ from vardrop._core.calls import (
     labelled_batches,
     map_tensors,
     output_tensor,
+    slice_batch,
     tensors_in,
 )
 from vardrop._core.checks import check_choice, check_integer, check_number
@@ -239,7 +240,7 @@ class _Slimming:
         self.validation = map_tensors(lambda t: t.to(self.device), held_out)
         first = probes.to_arguments(self.validation[0][0])
         self.timed = map_tensors(lambda t: t[:_TIMED_ROWS].clone() if t.dim() else t, first)
-        self.example = probes.first_rows(self.timed)
+        self.example = slice_batch(self.timed, 0, 1)
         probes.check_runs(self.net, self.example)
         counted = self.source.steps or sum(1 for _ in self.source.batches(self.generator))
         self.num_epochs = self.epochs or max(5, math.ceil(_STEPS / counted))

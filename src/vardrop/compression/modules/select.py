@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from torch import Tensor, nn
-
-_Kind = TypeVar("_Kind", bound=nn.Module)
 
 
 class Select(nn.Module):
@@ -90,10 +86,9 @@ class Scale(nn.Module):
         return f"units={len(self.factor)}, axis={self.axis}"
 
 
-def selecting(module: nn.Module, kind: type[_Kind]) -> tuple[_Kind, nn.Module] | None:
-    """The `Select` or `Lookup` and its layer, if a module consists of the two."""
+def selection_of(module: nn.Module) -> Select | Lookup | None:
+    """The `Select` or `Lookup`, if a module consists of it and its layer."""
     if type(module) is nn.Sequential and len(module) == 2:
-        first, layer = module
-        if isinstance(first, kind) and type(first) is kind:
-            return first, layer
+        first = module[0]
+        return first if isinstance(first, Select | Lookup) else None
     return None
