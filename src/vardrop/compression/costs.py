@@ -55,16 +55,16 @@ class CountedPass(TorchDispatchMode):
         self._running: list[str] = []
         handles = []
 
-        def enter(name: str, *_: object) -> None:
-            self.calls[name] += 1
-            self._running.append(name)
-
-        def leave(*_: object) -> None:
-            self._running.pop()
+        def track(name: str | None, *_: object) -> None:
+            if name is None:
+                self._running.pop()
+            else:
+                self.calls[name] += 1
+                self._running.append(name)
 
         for name, module in net.named_modules():
-            handles.append(module.register_forward_pre_hook(partial(enter, name)))
-            handles.append(module.register_forward_hook(leave))
+            handles.append(module.register_forward_pre_hook(partial(track, name)))
+            handles.append(module.register_forward_hook(partial(track, None)))
         with hooks(*handles), PlainAttention(), self:
             run(net, inputs)
 

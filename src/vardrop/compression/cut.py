@@ -50,8 +50,10 @@ class Cut:
     ) -> None:
         net = copy.deepcopy(parts)
         removal = Removal(net, inputs, list(units), flow)
-        self.removed, self.gone = removal.removed, keep_equal_widths(net, removal.removed)
-        cut_out(net, self.gone)
+        self.removed, self.gone = removal.removed, list[Unit]()
+        if self.removed:
+            self.gone = keep_equal_widths(net, self.removed)
+            cut_out(net, self.gone)
         self.notes = [
             f"'{name}' keeps {layer.num_heads} of {count} heads."
             for name, layer in named_modules_of(net, SlimAttention).items()
@@ -62,7 +64,8 @@ class Cut:
         if back := len(self.removed) - len(self.gone):
             self.notes.append(f"{back} units stay to keep layers of equal width.")
         self.net = recompose_layers(net)
-        _tie_equal(self.net, ties)
+        if ties:
+            _tie_equal(self.net, ties)
         update_encoder_fastpath(self.net, Noisy)
         self.selects: dict[str, tuple[int, ...]] = {}
         if drop_inputs:
@@ -129,7 +132,10 @@ def cut_dead_units(
 
     def attempt(reasons: Mapping[tuple[tuple[str, ...], ...], str]) -> Cut | None:
         """The cut of all units except units of these shapes, if the outputs stay equal."""
-        chosen = [dataclasses.replace(u, reason=u.reason or reasons.get(u.shape)) for u in units]
+        chosen = units
+        if reasons:
+            pairs = ((u, u.reason or reasons.get(u.shape)) for u in units)
+            chosen = tuple(dataclasses.replace(u, reason=reason) for u, reason in pairs)
         cut = Cut(parts, inputs, chosen, flow, ties, drop_inputs)
         advance()
         return cut if cut.equals(probes) else None
@@ -166,8 +172,11 @@ def cut_deviations(
         owner, _, tensor = name.rpartition(".")
         replace_tensor(plain.get_submodule(owner), tensor, deviation)
     net = decompose_layers(plain)
-    cut_out(net, cut.gone)
-    net = select_inputs(recompose_layers(net), cut.selects)
+    if cut.gone:
+        cut_out(net, cut.gone)
+    net = recompose_layers(net)
+    if cut.selects:
+        net = select_inputs(net, cut.selects)
     named = net.named_parameters(remove_duplicate=False)
     return {n: p.detach() for n, p in named if p.dim() > 1 and bool((p != -1).any())}
 

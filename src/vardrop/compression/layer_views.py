@@ -150,8 +150,8 @@ class AffineView:
         """Zero the weights of these inputs and of these outputs, in place."""
         blocks = self.blocks(self.weight)
         columns, rows = self.inputs // self.groups, self.outputs // self.groups
-        blocks[inputs // columns, :, inputs % columns] = 0
-        blocks[outputs // rows, outputs % rows] = 0
+        blocks[inputs // columns, :, inputs % columns] *= 0
+        blocks[outputs // rows, outputs % rows] *= 0
         if self.bias is not None:
             self.bias[outputs] = 0
 

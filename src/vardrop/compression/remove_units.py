@@ -176,7 +176,15 @@ class Removal:
         self._unread: dict[str, Tensor] = {}
         self._constant: dict[str, Tensor] = {}
         while True:  # without a removed unit, earlier units may have no readers
-            self._find_dead_inputs(flow)
+            for name, seen in flow.items():
+                view = self.layers[name]
+                marked = [s.isnan().movedim(view.axis, 0).flatten(1).any(1) for s in seen]
+                never = torch.ones(1, view.inputs, dtype=torch.bool)
+                self._constant[name] = ~(torch.stack(marked) if marked else never).any(0).cpu()
+                self._unread[name] = view.unread().cpu()
+                if seen:
+                    is_one_shape = len(seen) > 1 and len({s.shape for s in seen}) == 1
+                    self._flow[name] = torch.stack(seen) if is_one_shape else seen[0]
             for name, view in self.layers.items():
                 if type(view.layer) is Recurring:
                     self._find_unread_states(name, waiting)
@@ -187,17 +195,6 @@ class Removal:
                 return
             self._zero(self.removed[start:])
             flow = data_flow(net, inputs)
-
-    def _find_dead_inputs(self, flow: dict[str, list[Tensor]]) -> None:
-        for name, seen in flow.items():
-            view = self.layers[name]
-            marked = [s.isnan().movedim(view.axis, 0).flatten(1).any(1) for s in seen]
-            never = torch.ones(1, view.inputs, dtype=torch.bool)
-            self._constant[name] = ~(torch.stack(marked) if marked else never).any(0).cpu()
-            self._unread[name] = view.unread().cpu()
-            if seen:
-                same_shape = len({s.shape for s in seen}) == 1
-                self._flow[name] = torch.stack(seen) if same_shape and len(seen) > 1 else seen[0]
 
     def _find_unread_states(self, name: str, waiting: list[Unit]) -> None:
         """Count units of a state as unread if only such units read them."""
@@ -213,8 +210,8 @@ class Removal:
         while len(dead) != size:  # without a unit of the state, others may be read
             size = len(dead)
             rows = [i for unit, _ in dead for n, i in unit.emitters if n == name]
-            others = weight.index_fill(0, torch.tensor(rows, dtype=torch.long), False).any(0)
-            dead = [(unit, at) for unit, at in dead if not bool(others[at].any())]
+            is_read = weight.index_fill(0, torch.tensor(rows, dtype=torch.long), False).any(0)
+            dead = [(unit, at) for unit, at in dead if not bool(is_read[at].any())]
         for _, at in dead:
             self._unread[name][at] = True
 
@@ -314,8 +311,6 @@ def _unit_to_return(
 
 def cut_out(net: nn.Module, gone: list[Unit]) -> None:
     """Cut units that are zero out of a model, in place."""
-    if not gone:
-        return
     before, modules = record_sizes(net), unit_modules(net)
     read = _by_module(place for unit in gone for place in unit.readers)
     emitted = _by_module(place for unit in gone for place in unit.emitters)

@@ -191,7 +191,7 @@ def resize_to(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     for layer in named_modules_of(net, SlimAttention).values():
         layer.heads = layer.heads[: layer.num_heads]
     for name, shape in plan.get("tensors", {}).items():
-        _crop_bare(net, name, list(shape))
+        _shorten_bare(net, name, list(shape))
     layer_views.settle_sizes(net, before)
     encoder.update_encoder_fastpath(net, Noisy)
     for name in plan.get("unfused", []):
@@ -214,10 +214,10 @@ def _resize_recurrent(name: str, layer: nn.RNNBase, sizes: list[object]) -> nn.M
     inputs, units, projected, bias = sizes
     smaller = resize_recurrent(
         layer,
-        input_size=_count(name, inputs, layer.input_size),
-        hidden_size=_count(name, units, layer.hidden_size),
-        proj_size=_count(name, projected, layer.proj_size) if layer.proj_size else 0,
-        bias=bool(bias),
+        _count(name, inputs, layer.input_size),
+        _count(name, units, layer.hidden_size),
+        _count(name, projected, layer.proj_size) if layer.proj_size else 0,
+        bool(bias),
     )
     weight = next(layer.parameters())
     return smaller.to_empty(device=weight.device).to(weight.dtype).eval()
@@ -262,7 +262,7 @@ def _count(name: str, value: object, most: int) -> int:
 
 
 def _resize(name: str, module: nn.Module, sizes: list[object]) -> None:
-    """Set the sizes of a layer, which cannot be larger than before, and crop its tensors."""
+    """Set the sizes of a layer, which cannot be larger than before, and shorten its tensors."""
     view = view_of(module)
     if view is None or not view.layout.sizes:
         _check_kind(name, module)
@@ -283,19 +283,20 @@ def _resize(name: str, module: nn.Module, sizes: list[object]) -> None:
     for key, count in zip(keys, counts, strict=True):
         setattr(module, key, count)
     for key, shape in shapes.items():
-        _crop(name, module, key, shape)
+        _shorten(name, module, key, shape)
 
 
-def _crop(name: str, module: nn.Module, key: str, shape: list[object]) -> None:
-    """Cut a tensor down to the first entries of its first axes. It cannot become larger."""
+def _shorten(name: str, module: nn.Module, key: str, shape: list[object]) -> None:
+    """Give a tensor a shape along its first axes, which cannot be larger than before."""
     tensor: Tensor | None = getattr(module, key)
     if tensor is not None and list(tensor.shape[: len(shape)]) != shape:
         sizes = [_count(name, size, most) for size, most in zip(shape, tensor.shape, strict=False)]
-        layer_views.replace_tensor(module, key, tensor.detach()[tuple(map(slice, sizes))].clone())
+        sizes += tensor.shape[len(shape) :]
+        layer_views.replace_tensor(module, key, tensor.detach().new_empty(sizes))
 
 
-def _crop_bare(net: nn.Module, name: str, shape: list[object]) -> None:
-    """Crop a tensor of no layer to the shape in a file, which cannot be larger than before."""
+def _shorten_bare(net: nn.Module, name: str, shape: list[object]) -> None:
+    """Give a tensor of no layer the shape in a file, which cannot be larger than before."""
     owner, _, key = name.rpartition(".")
     module = _find(net, owner)
     old = getattr(module, key, None)
@@ -304,7 +305,7 @@ def _crop_bare(net: nn.Module, name: str, shape: list[object]) -> None:
             f"Expected `into` to have the tensor '{name}' with {len(shape)} axes, but it has not. "
             "Pass a model of the class that was saved."
         )
-    _crop(name, module, key, shape)
+    _shorten(name, module, key, shape)
 
 
 def load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:

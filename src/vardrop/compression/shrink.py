@@ -259,16 +259,28 @@ def shrink_traced(
     traced = trace_units(parts, inputs, advance) if graph is None else graph
     ties = find_tied_parameters(net)
     cut = cut_dead_units(parts, inputs, traced, probes, ties, drop_inputs, advance)
-    change = 0.0
+    change, latency = 0.0, None
     if not all(bool(r.kept.all()) for r in relevances.values()):
         with sampling(net, on=False):
             change = probes.change(net)
+    if graph is None:
+        nets = {"before": plain, "after": cut.net}
+        calls = {key: partial(call_net, m, clone_batch(inputs)) for key, m in nets.items()}
+        with torch.no_grad():
+            before, after = time_interleaved(calls, rounds=1).values()
+        latency = before, after
+    shared = {name for names in find_tied_parameters(cut.net) for name in names}
+    untied = (n for n in mask.find_gated_ties(net) if join_name(n, "weight") not in shared)
+    cut.notes += [f"'{name}' gets separate weights: its gate is folded in." for name in untied]
+    for name, module in named_modules_of(plain, Noisy).items():
+        kind = type(module).__name__
+        cut.notes.append(f"'{name}' ({kind}) stays noisy: it has no plain equivalent.")
     plan = ShrinkPlan(
         layers=_layer_reports(parts, traced.costs, layer_costs(cut.net, inputs), cut.selects),
-        notes=(*cut.notes, *_notes_on_ties_and_noise(net, plain, cut.net)),
+        notes=tuple(cut.notes),
         proof=str(probes),
         change=change,
-        latency=_latency(plain, cut.net, inputs) if graph is None else None,
+        latency=latency,
         standard_deviations=cut_deviations(plain, deviations, cut),
         thresholds={name: r.threshold for name, r in relevances.items()},
         units=tuple(cut.removed),
@@ -276,23 +288,6 @@ def shrink_traced(
         example=inputs,
     )
     return Shrunk(cut.net, plan)
-
-
-@torch.no_grad()
-def _latency(plain: nn.Module, small: nn.Module, inputs: Inputs) -> tuple[float, float]:
-    """The best time of a call of both models, in seconds."""
-    before, after = (partial(call_net, net, clone_batch(inputs)) for net in (plain, small))
-    times = time_interleaved({"before": before, "after": after}, rounds=1)
-    return times["before"], times["after"]
-
-
-def _notes_on_ties_and_noise(net: nn.Module, plain: nn.Module, small: nn.Module) -> list[str]:
-    shared = {name for names in find_tied_parameters(small) for name in names}
-    untied = [name for name in mask.find_gated_ties(net) if join_name(name, "weight") not in shared]
-    return [f"'{name}' gets separate weights: its gate is folded in." for name in untied] + [
-        f"'{name}' ({type(module).__name__}) stays noisy: it has no plain equivalent."
-        for name, module in named_modules_of(plain, Noisy).items()
-    ]
 
 
 def _layer_reports(

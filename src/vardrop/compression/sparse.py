@@ -26,6 +26,7 @@ from vardrop.compression.probes import (
     time_interleaved,
     to_arguments,
 )
+from vardrop.layers.dense import dense
 from vardrop.noisy import evaluating
 
 _MARGIN = 0.95  # CSR has to be clearly faster than dense, because the clock is noisy
@@ -54,8 +55,7 @@ class SparseLinear(nn.Module):
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch calls its CSR support a beta
+        with warnings.catch_warnings(action="ignore"):  # torch calls its CSR support a beta
             weight = layer.weight.detach().to_sparse_csr()
         self.register_buffer("rows", weight.crow_indices().to(torch.int32))
         self.register_buffer("columns", weight.col_indices().to(torch.int32))
@@ -66,8 +66,7 @@ class SparseLinear(nn.Module):
     def _tensors(self) -> tuple[Tensor, Tensor | None]:
         """The weight as a CSR tensor that shares memory with the buffers, and the bias."""
         size = (self.out_features, self.in_features)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             weight = torch.sparse_csr_tensor(self.rows, self.columns, self.values, size)
         self._ready = weight, self.bias
         return self._ready
@@ -83,7 +82,7 @@ class SparseLinear(nn.Module):
         """The output of the dense layer."""
         weight, bias = self._ready or self._tensors()
         if len(input) == 1 and input.dim() == 2:  # a single example: a product with a vector
-            x = input.reshape(-1)
+            x = input[0]
             y = torch.mv(weight, x) if bias is None else torch.addmv(bias, weight, x)
             return y.unsqueeze(0)
         x = input.reshape(-1, self.in_features).t()
@@ -97,11 +96,7 @@ class SparseLinear(nn.Module):
 
     def dense(self) -> nn.Linear:
         """A plain dense layer with the same weights."""
-        layer = nn.Linear(self.in_features, self.out_features, device="meta")
-        layer.weight = nn.Parameter(self.weight)
-        bias = None if self.bias is None else nn.Parameter(self.bias.clone())
-        layer.register_parameter("bias", bias)
-        return layer.eval()
+        return dense(self.weight, self.bias).eval().requires_grad_()
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, nonzero={len(self.values)}"
@@ -129,25 +124,7 @@ def sparsify(net: nn.Module, example_input: Batch) -> nn.Module:
     check_runs(net, inputs)
     if any(p.device.type != "cpu" for p in net.parameters()):
         raise VardropError("Expected `net` to be on the CPU, but got another device. Call .cpu().")
-    fast = copy.deepcopy(net)
-    with torch.no_grad(), evaluating(net), evaluating(fast):
-        for name, (layer, x) in _layer_inputs(net, inputs).items():
-            sparse = SparseLinear(layer).eval()
-            times = time_interleaved(
-                {"dense": partial(layer, x), "sparse": partial(sparse, x)}, rounds=3
-            )
-            if times["sparse"] < _MARGIN * times["dense"]:
-                fast = replace_module(fast, name, sparse)
-        nets = {"fast": fast, "net": net}
-        times = time_interleaved(
-            {key: partial(call_net, n, inputs) for key, n in nets.items()}, rounds=5
-        )
-    return fast if times["fast"] < times["net"] else copy.deepcopy(net)
-
-
-def _layer_inputs(net: nn.Module, inputs: Inputs) -> dict[str, tuple[nn.Linear, Tensor]]:
-    """Every dense layer and its input."""
-    seen: dict[str, tuple[nn.Linear, Tensor]] = {}
+    fast, seen = copy.deepcopy(net), dict[str, tuple[nn.Linear, Tensor]]()
 
     def note(name: str, layer: nn.Linear, args: Inputs) -> None:
         seen[name] = layer, args[0].detach().clone()
@@ -155,4 +132,13 @@ def _layer_inputs(net: nn.Module, inputs: Inputs) -> dict[str, tuple[nn.Linear, 
     layers = {name: m for name, m in net.named_modules() if type(m) is nn.Linear}
     with hooks(*(m.register_forward_pre_hook(partial(note, n)) for n, m in layers.items())):
         run(net, inputs)
-    return seen
+    with torch.no_grad(), evaluating(net), evaluating(fast):
+        for name, (layer, x) in seen.items():
+            sparse = SparseLinear(layer).eval()
+            calls = {"dense": partial(layer, x), "sparse": partial(sparse, x)}
+            times = time_interleaved(calls, rounds=3)
+            if times["sparse"] < _MARGIN * times["dense"]:
+                fast = replace_module(fast, name, sparse)
+        calls = {key: partial(call_net, n, inputs) for key, n in (("fast", fast), ("net", net))}
+        times = time_interleaved(calls, rounds=5)
+    return fast if times["fast"] < times["net"] else copy.deepcopy(net)

@@ -64,11 +64,10 @@ class Threshold:
     def __str__(self) -> str:
         lines = [f"threshold {self.value:.4g}, the full model scores {self.reference:.4f}"]
         for p in self.points:
-            extra = "".join(f"  {v} {n}" for n, v in (("bytes", p.bytes), ("MACs", p.macs)) if v)
             mark = "*" if p.threshold == self.value else " "
-            lines.append(
-                f"{mark} {p.threshold:9.4f}  sparsity {p.sparsity:.4f}  score {p.score:.4f}{extra}"
-            )
+            line = f"{mark} {p.threshold:9.4f}  sparsity {p.sparsity:.4f}  score {p.score:.4f}"
+            sizes = (f"  {n} {unit}" for unit, n in (("bytes", p.bytes), ("MACs", p.macs)) if n)
+            lines.append(line + "".join(sizes))
         return "\n".join(lines)
 
     def plot(self, ax: Axes | None = None) -> Axes:

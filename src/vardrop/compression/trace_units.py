@@ -80,7 +80,14 @@ class _Coupling(DisjointSets[_Node]):
             self._join_before_whole(before_whole, numbers)
         others = [name for name in tracer.emitters if name not in before_whole]
         for name, marks in self._arrivals(others).items():
-            self._join_layer(name, marks, numbers)
+            count, mixed = tracer.units[name], numbers.mixed_at(marks) is not None
+            reason = self._obstacle(name, marks, mixed)
+            if not mixed:
+                self._join_places(name, marks, numbers, torch.arange(count), reason)
+            elif reason is None and count > 1:
+                self.mixing[name] = marks
+            else:
+                self._keep(name, marks, reason or "it is spread over several units")
         for group in _group_disjoint(self.mixing):
             for name, block in tracer.number_blocks(group).items():
                 marks = self.mixing.pop(name)
@@ -135,18 +142,6 @@ class _Coupling(DisjointSets[_Node]):
                 self._join_places(name, marks, numbers, torch.arange(width), reason)
             reason = self._describe_whole(targets[names[0]])
             self.reasons |= dict.fromkeys(_nodes(marks), reason)
-
-    def _join_layer(self, name: str, marks: Marks, numbers: Numbers) -> None:
-        """Join every unit of a layer with the places that it reaches."""
-        mixed = numbers.mixed_at(marks) is not None
-        reason = self._obstacle(name, marks, mixed)
-        if not mixed:
-            codes = torch.arange(self.tracer.units[name])
-            self._join_places(name, marks, numbers, codes, reason)
-        elif reason is None and self.tracer.units[name] > 1:
-            self.mixing[name] = marks
-        else:
-            self._keep(name, marks, reason or "it is spread over several units")
 
     def _join_places(
         self, name: str, marks: Marks, numbers: Numbers, codes: Tensor, reason: str | None

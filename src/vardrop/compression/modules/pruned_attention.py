@@ -76,27 +76,21 @@ class SlimAttention(Heads, nn.Module):
         sizes = q.in_features, q.out_features, k.out_features, out.out_features
         if sizes != (self.embed_dim,) * 4:
             return None
+        options = {"add_zero_attn": self.add_zero_attn, "batch_first": self.batch_first}
+        widths = {"kdim": k.in_features, "vdim": v.in_features}
         layer = nn.MultiheadAttention(
-            self.embed_dim,
-            self.num_heads,
-            self.dropout,
-            add_zero_attn=self.add_zero_attn,
-            kdim=k.in_features,
-            vdim=v.in_features,
-            batch_first=self.batch_first,
-            device="meta",
+            self.embed_dim, self.num_heads, self.dropout, **options, **widths, device="meta"
         )
-        parts = q, k, v
         if layer.in_proj_weight is None:
-            for name, part in zip(SEPARATE, parts, strict=True):
+            for name, part in zip(SEPARATE, (q, k, v), strict=True):
                 setattr(layer, name, part.weight)
         else:
-            layer.in_proj_weight = join_parameters([p.weight for p in parts])
-        in_proj_bias = None
-        if any(p.bias is not None for p in parts):
+            layer.in_proj_weight = join_parameters([q.weight, k.weight, v.weight])
+        layer.register_parameter("in_proj_bias", None)
+        if any(part.bias is not None for part in (q, k, v)):
             zero = torch.zeros_like(q.weight[:, 0])
-            in_proj_bias = join_parameters([zero if p.bias is None else p.bias for p in parts])
-        layer.register_parameter("in_proj_bias", in_proj_bias)
+            biases = [zero if part.bias is None else part.bias for part in (q, k, v)]
+            layer.in_proj_bias = join_parameters(biases)
         layer.out_proj.weight, layer.out_proj.bias = out.weight, out.bias
         return layer.train(self.training)
 

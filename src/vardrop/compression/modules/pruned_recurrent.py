@@ -58,13 +58,8 @@ class Unrolled(nn.Module):
     def recompose(self) -> nn.RNNBase:
         """Torch's layer with these weights."""
         parts = {n: part for n, part in self.named_children() if isinstance(part, nn.Linear)}
-        layer = resize_recurrent(
-            self,
-            input_size=parts["ih_l0"].in_features,
-            hidden_size=self.hidden_size,
-            proj_size=self.proj_size,
-            bias=any(part.bias is not None for part in parts.values()),
-        )
+        inputs, bias = parts["ih_l0"].in_features, any(p.bias is not None for p in parts.values())
+        layer = resize_recurrent(self, inputs, self.hidden_size, self.proj_size, bias)
         for name, part in parts.items():
             setattr(layer, f"weight_{name}", part.weight)
             if hasattr(layer, f"bias_{name}"):
@@ -80,10 +75,10 @@ class Unrolled(nn.Module):
 
     def forward(self, input: Tensor | PackedSequence, hx: State | None = None) -> RecurrentOutput:
         """The outputs and the last state."""
+        modules = dict(self.named_children())
         parts = [
-            (enter, read, self._modules.get(f"hr{end}") or nn.Identity())
+            (modules[f"ih{end}"], modules[f"hh{end}"], modules.get(f"hr{end}", nn.Identity()))
             for end in self.suffixes
-            for enter, read in [(self.get_submodule(f"ih{end}"), self.get_submodule(f"hh{end}"))]
         ]
         return run_steps(self, parts, input, hx, self.training)
 
@@ -102,24 +97,16 @@ _GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}  # rows of a weight
 
 
 def resize_recurrent(
-    like: nn.RNNBase | Unrolled, *, input_size: int, hidden_size: int, proj_size: int, bias: bool
+    like: nn.RNNBase | Unrolled, input_size: int, hidden_size: int, proj_size: int, bias: bool
 ) -> nn.RNNBase:
     """A recurrent layer of torch with other sizes, and its tensors on the meta device.
 
     `like` is a recurrent layer or an unrolled one.
     """
     kind: Callable[..., nn.RNNBase] = like.kind if isinstance(like, Unrolled) else type(like)
-    options: dict[str, int | str] = {"proj_size": proj_size} if like.mode == "LSTM" else {}
+    options: dict[str, float | str] = {"proj_size": proj_size} if like.mode == "LSTM" else {}
     if like.mode.startswith("RNN"):
         options = {"nonlinearity": like.mode.removeprefix("RNN_").lower()}
-    return kind(
-        input_size,
-        hidden_size,
-        like.num_layers,
-        bias=bias,
-        batch_first=like.batch_first,
-        dropout=like.dropout,
-        bidirectional=like.bidirectional,
-        device="meta",
-        **options,
-    )
+    for name in ("num_layers", "batch_first", "dropout", "bidirectional"):
+        options[name] = getattr(like, name)
+    return kind(input_size, hidden_size, bias=bias, device="meta", **options)
