@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.encoder import disable_encoder_fastpath, update_encoder_fastpath
+from vardrop._core.encoder import update_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import parameter_owners
 from vardrop.compression import layer_views
@@ -70,13 +70,6 @@ class Cut:
         self.selects: dict[str, tuple[int, ...]] = {}
         if drop_inputs:
             self._drop_inputs(inputs)
-
-    def equals(self, probes: Probes) -> bool:
-        """Whether the outputs are equal, if necessary without the fast path of encoders."""
-        if not (is_equal := probes.equal(self.net)):
-            for module in self.net.modules():
-                disable_encoder_fastpath(module)
-        return is_equal or probes.equal(self.net)
 
     def _drop_inputs(self, inputs: Inputs) -> None:
         """Put a selection before layers that do not read all of their inputs.
@@ -138,7 +131,7 @@ def cut_dead_units(
             chosen = tuple(dataclasses.replace(u, reason=reason) for u, reason in pairs)
         cut = Cut(parts, inputs, chosen, flow, ties, drop_inputs)
         advance()
-        return cut if cut.equals(probes) else None
+        return cut if probes.equal(cut.net) else None
 
     if (cut := attempt({})) is None:
         shapes = {u.shape for u in units if u.reason is None}

@@ -48,8 +48,16 @@ class Tracer:
             if any(own_tensors(module))
             and all(layout_of(part) is None for part in module.modules())
         }
-        for name in self._elementwise():
-            del self.whole[name]
+        verdicts: dict[str, list[bool]] = defaultdict(list)
+
+        def compare(name: str, module: nn.Module, args: Inputs, output: object) -> None:
+            verdicts[name].append(_keeps_marks(module, args, output))
+
+        leaves = {n: m for n, m in self.whole.items() if not any(True for _ in m.children())}
+        with hooks(*(m.register_forward_hook(partial(compare, n)) for n, m in leaves.items())):
+            run(net, inputs)
+        for name in (name for name, calls in verdicts.items() if all(calls)):
+            del self.whole[name]  # it treats every unit separately, such as a `LayerScale`
         # The remaining tensors of no layer by name, and their views by name and axis.
         self.other = {
             join_name(name, key): tensor
@@ -63,18 +71,6 @@ class Tracer:
         self.units = {name: view.outputs for name, view in views.items()}
         # Gray codes: neighbours differ in one binary digit, and layers that meet are neighbours.
         self.codes = {name: i ^ (i >> 1) for i, name in enumerate(views)}
-
-    def _elementwise(self) -> list[str]:
-        """Modules of an unknown layout that treat every unit separately, such as a `LayerScale`."""
-        verdicts: dict[str, list[bool]] = defaultdict(list)
-
-        def compare(name: str, module: nn.Module, args: Inputs, output: object) -> None:
-            verdicts[name].append(_keeps_marks(module, args, output))
-
-        leaves = {n: m for n, m in self.whole.items() if not any(True for _ in m.children())}
-        with hooks(*(m.register_forward_hook(partial(compare, n)) for n, m in leaves.items())):
-            run(self.net, self.inputs)
-        return [name for name, calls in verdicts.items() if all(calls)]
 
     def follow(
         self, sources: dict[str, Tensor], until_whole: bool = False, tensors: Sequence[Tensor] = ()
@@ -118,11 +114,6 @@ class Tracer:
         """The places that the units of these layers reach."""
         return self.follow({n: torch.ones(self.units[n], dtype=torch.bool) for n in names})
 
-    def number_layers(self, names: Iterable[str], until_whole: bool = False) -> Numbers:
-        """The codes of the layers that reach every place."""
-        codes = {name: torch.full((self.units[name],), self.codes[name]) for name in names}
-        return self.number_units(codes, until_whole)
-
     def number_units(self, codes: dict[str, Tensor], until_whole: bool = False) -> Numbers:
         """The codes of the units that reach every place. Each digit takes two passes."""
         numbers = Numbers()
@@ -144,7 +135,8 @@ class Tracer:
         names = {code: name for name, code in self.codes.items()}
         targets: dict[str, str] = {}
         norms_of_heads = []
-        for (role, target), (zeros, ones) in self.number_layers(self.emitters, True).items():
+        codes = {n: torch.full((self.units[n],), self.codes[n]) for n in self.emitters}
+        for (role, target), (zeros, ones) in self.number_units(codes, until_whole=True).items():
             if role == "whole" and not bool(zeros & ones):
                 name = names[int(ones)]
                 targets.setdefault(name, target)
@@ -243,11 +235,6 @@ class Numbers(dict[tuple[str, str], Tensor]):
         return reached
 
 
-def remove_marks(tensor: Tensor) -> Tensor:
-    """A tensor with zeros instead of marks."""
-    return tensor.masked_fill(tensor.isnan(), 0.0)
-
-
 def _mark(mask: Tensor, axis: int, module: nn.Module, args: Inputs, output: Tensor) -> Tensor:
     """Mark units of a module's output."""
     index = mask.nonzero().flatten().to(output.device)
@@ -261,7 +248,7 @@ def _note(
     units = args[0].isnan().movedim(axis, 0).flatten(1).any(1).cpu()
     if bool(units.any()):
         marks[place] = units | marks.get(place, torch.zeros_like(units))
-    return (remove_marks(args[0]), *args[1:]) if stop else args
+    return (args[0].masked_fill(args[0].isnan(), 0.0), *args[1:]) if stop else args
 
 
 def _keep_in_place(
@@ -278,13 +265,13 @@ def _keep_in_place(
             marks[place] = torch.ones(1, dtype=torch.bool)
         for tensor in marked if end else ():
             if 0 not in tensor.stride():  # several positions of an expanded tensor are one number
-                tensor.copy_(remove_marks(tensor))
+                tensor.masked_fill_(tensor.isnan(), 0.0)
 
     def after(_: nn.Module, args: Inputs, output: Any) -> Tensor | None:
         x = _input_of_same_shape(args, output)
         if x is None or not (x.is_floating_point() and output.is_floating_point()):
             return None
-        return remove_marks(output).masked_fill(x.isnan(), torch.nan)
+        return output.masked_fill(output.isnan(), 0.0).masked_fill(x.isnan(), torch.nan)
 
     yield module.register_forward_pre_hook(before)
     yield module.register_forward_hook(after)

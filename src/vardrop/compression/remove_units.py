@@ -24,7 +24,6 @@ from vardrop.compression.layer_views import (
     settle_sizes,
     unit_modules,
 )
-from vardrop.compression.mark_units import remove_marks
 from vardrop.compression.modules.pruned_attention import SlimAttention
 from vardrop.compression.modules.pruned_recurrent import RecurrentOutput, Recurring, Unrolled
 from vardrop.compression.modules.select import Scale
@@ -89,8 +88,9 @@ def _pass_on(
     `arrival` is the layer with ones instead of nonzero weights.
     """
     seen.append(args[0].detach().clone())
-    y: Tensor = layer.forward(remove_marks(args[0]), *args[1:])
-    marks = arrival(args[0].isnan().to(y.dtype), *args[1:])  # positive if a mark arrives
+    is_marked = args[0].isnan()
+    y: Tensor = layer.forward(args[0].masked_fill(is_marked, 0.0), *args[1:])
+    marks = arrival(is_marked.to(y.dtype), *args[1:])  # positive if a mark arrives
     return y.masked_fill(marks > 0.5, torch.nan)
 
 

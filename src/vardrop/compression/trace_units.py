@@ -70,7 +70,8 @@ class _Coupling(DisjointSets[_Node]):
         self.tracer, self.fixed = tracer, fixed
         self.reasons: dict[_Node, str] = {}
         self.mixing: dict[str, Marks] = {}  # layers whose units meet other units at some place
-        self._join_bare()
+        if tracer.other:
+            self._join_bare()
         for name, layer in tracer.layers.items():
             for i in range(layer.outputs if layer.is_depthwise else 0):
                 self.join(("emitter", name, i), ("readers", name, i))
@@ -117,8 +118,10 @@ class _Coupling(DisjointSets[_Node]):
 
     def _arrivals(self, names: list[str]) -> dict[str, Marks]:
         """The places that the units of each of these layers reach."""
-        codes = torch.tensor([self.tracer.codes[n] for n in names], dtype=torch.long)
-        reached = dict(zip(names, self.tracer.number_layers(names).reach(codes), strict=True))
+        tracer, codes = self.tracer, [self.tracer.codes[n] for n in names]
+        pairs = zip(names, codes, strict=True)
+        numbers = tracer.number_units({n: torch.full((tracer.units[n],), c) for n, c in pairs})
+        reached = dict(zip(names, numbers.reach(torch.tensor(codes)), strict=True))
         arrivals = {name: marks for name, (marks, _) in reached.items()}
         unclear = {name: marks for name, (marks, is_unclear) in reached.items() if is_unclear}
         for group in _group_disjoint(unclear):
@@ -175,7 +178,7 @@ class _Coupling(DisjointSets[_Node]):
 
         A unit reaches all of them, or one or none of another place.
         """
-        if not all(node in self.parents for node in _nodes(marks)):
+        if not all(node in self for node in _nodes(marks)):
             return False
         last = self.tracer.units[name] - 1
         for unit in {0, last // 2, last}:
@@ -208,7 +211,7 @@ class _Coupling(DisjointSets[_Node]):
         """The sets as units, in the order of the model."""
         sets: dict[_Node, dict[str, list[Place]]] = defaultdict(lambda: defaultdict(list))
         reasons: dict[_Node, str] = {}
-        for node in sorted(self.parents, key=lambda n: n[2]):
+        for node in sorted(self, key=lambda n: n[2]):
             sets[self.root(node)][node[0]].append((node[1], node[2]))
         for node, reason in self.reasons.items():
             reasons.setdefault(self.root(node), reason)

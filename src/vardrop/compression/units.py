@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from torch import nn
 
@@ -81,19 +81,16 @@ def equal_places(net: nn.Module) -> list[Blocks]:
 _Member = TypeVar("_Member", bound=Hashable)
 
 
-class DisjointSets(Generic[_Member]):
-    """Sets that are merged by joining pairs of members."""
-
-    def __init__(self) -> None:
-        self.parents: dict[_Member, _Member] = {}
+class DisjointSets(dict[_Member, _Member]):
+    """Sets that are merged by joining pairs of members. The values are the parents of members."""
 
     def root(self, member: _Member) -> _Member:
         """The representative of a member's set. A new member is a set by itself."""
-        while self.parents.setdefault(member, member) != member:
-            self.parents[member] = self.parents[self.parents[member]]
-            member = self.parents[member]
+        while self.setdefault(member, member) != member:
+            self[member] = self[self[member]]
+            member = self[member]
         return member
 
     def join(self, one: _Member, other: _Member) -> None:
         """Merge the sets of two members."""
-        self.parents[self.root(one)] = self.root(other)
+        self[self.root(one)] = self.root(other)
