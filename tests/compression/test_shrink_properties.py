@@ -133,7 +133,8 @@ REMOVED_ACTIVATIONS = {
     "relu": nn.ReLU, "relu in place": lambda: nn.ReLU(inplace=True), "gelu": nn.GELU,
     "tanh": nn.Tanh, "hardswish": nn.Hardswish, "silu": nn.SiLU,
     "elu in place": lambda: nn.ELU(inplace=True), "leaky": nn.LeakyReLU, "prelu": nn.PReLU,
-    "prelu by channel": lambda: nn.PReLU(8), "softshrink": nn.Softshrink,
+    "prelu by channel": lambda: nn.PReLU(8), "softshrink": nn.Softshrink, "mish": nn.Mish,
+    "relu6 in place": lambda: nn.ReLU6(inplace=True), "hardtanh": nn.Hardtanh,
 }  # fmt: skip
 RECIPES = {
     "sparse_vd": vd.sparse_vd(), "l0": vd.l0(), "structured_pruning": vd.structured_pruning(),
@@ -208,6 +209,13 @@ def test_dead_channels_go_in_front_of_every_pooling(pool, recipe):
 @pytest.mark.parametrize(("norm", "activation"), pairs(NORMS, REMOVED_ACTIVATIONS, "batch", "relu"))
 def test_dead_channels_go_through_every_norm_and_activation(norm, activation):
     net = Net(NORMS[norm], REMOVED_ACTIVATIONS[activation], POOLS["max"])
+    check(with_dead_channels(net, vd.sparse_vd()))
+
+
+@pytest.mark.parametrize("activation", [nn.Sigmoid, nn.Softplus, nn.Hardsigmoid, nn.LogSigmoid])
+def test_constants_of_dead_channels_go_into_the_bias_of_a_layer_without_padding(activation):
+    net = Net(NORMS["batch"], activation, POOLS["max"])
+    net.second = nn.Conv2d(8, 6, 3)
     check(with_dead_channels(net, vd.sparse_vd()))
 
 

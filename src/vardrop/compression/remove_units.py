@@ -291,7 +291,8 @@ def _unit_to_return(
     fed = {place: unit for unit in gone for place in unit.emitters}
     for pair in blocks:
         lives = [
-            not (read.keys() >= set(i) and fed.keys() >= set(o)) for i, o in zip(*pair, strict=True)
+            not (all(place in read for place in ins) and all(place in fed for place in outs))
+            for ins, outs in zip(*pair, strict=True)
         ]
         if not any(lives):
             return fed[pair[1][0][0]]
