@@ -75,6 +75,20 @@ def test_models_lose_heads_and_units_and_are_read_again(model, tmp_path):
         check_own_class(small, net, inputs, tmp_path / "own")
 
 
+@pytest.mark.parametrize("model", ["gpt2", "t5"])
+def test_models_that_select_the_inputs_of_layers_are_read_again(model, tmp_path):
+    net, inputs = make(model).eval(), INPUTS[model]()
+    kill(net)
+    for name, module in net.named_modules():
+        if name.endswith(("c_proj", "Attention.o")):
+            (module.weight if name.endswith("c_proj") else module.weight.t()).data[-3:] = 0
+    small = vd.shrink(net, inputs, drop_inputs=True).net
+    assert any(isinstance(m, vd.compression.Select) for m in small.modules())
+    vd.save(small, tmp_path / "net")
+    again = vd.load(tmp_path / "net", into=make(model))
+    torch.testing.assert_close(call(again, inputs), call(net, inputs))
+
+
 @pytest.mark.parametrize("model", ["bert", "distilbert", "gpt2", "qwen3", "roberta"])
 def test_even_models_are_read_by_their_own_class(model, tmp_path):
     net, inputs = make(model).eval(), tokens()

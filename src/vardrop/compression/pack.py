@@ -26,6 +26,7 @@ from vardrop._core.calls import LabelledData
 from vardrop._core.checks import check_net, check_number
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import check_readable, write_atomically
+from vardrop._core.torch_private import own_parameters
 from vardrop.compression.layer_views import join_name, layout_of
 from vardrop.compression.probes import Metric, check_plain, score
 from vardrop.compression.save import (
@@ -185,7 +186,7 @@ def _grid_steps(
 def _assume_deviations(net: nn.Module) -> dict[str, Tensor]:
     deviations = {}
     for name, module in net.named_modules():
-        weight = module._parameters.get("weight")
+        weight = own_parameters(module).get("weight")
         if layout_of(module) is not None and weight is not None and weight.dim() > 1:
             nonzero = weight.detach()[weight != 0].double()
             size = float(nonzero.square().mean().sqrt()) if nonzero.numel() else 1.0
@@ -304,23 +305,19 @@ def _from_bytes(raw: bytes, path: str, into: nn.Module) -> nn.Module:
     with report_malformed_file(path):
         (length,) = struct.unpack_from("<I", body, len(start))
         begin = len(start) + 4
-        plan, codes, offset = json.loads(_inflate(body[begin : begin + length], into))
+        # At most as long as a header that lists every number of `into`.
+        limit = (1 << 16) + sum(256 + 48 * t.numel() for t in into.state_dict().values())
+        inflater = zlib.decompressobj()
+        header = inflater.decompress(body[begin : begin + length], limit)
+        if inflater.unconsumed_tail:
+            raise VardropError(
+                f"Expected a header of at most {limit} bytes, but got a longer one. "
+                "Pass a model of the class that was packed."
+            )
+        plan, codes, offset = json.loads(header)
         net = resize_to(into, plan)
         load_tensors(net, _decode(net, codes, offset, body[begin + length :]))
     return net
-
-
-def _inflate(header: bytes, into: nn.Module) -> bytes:
-    """The header, at most as long as one that lists every number of `into`."""
-    limit = (1 << 16) + sum(256 + 48 * t.numel() for t in into.state_dict().values())
-    inflater = zlib.decompressobj()
-    text = inflater.decompress(header, limit)
-    if inflater.unconsumed_tail:
-        raise VardropError(
-            f"Expected a header of at most {limit} bytes, but got a longer one. "
-            "Pass a model of the class that was packed."
-        )
-    return text
 
 
 def _decode(

@@ -99,15 +99,27 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 register_layer(pytorch_utils.Conv1D, Conv1D)
 register_affine(pytorch_utils.Conv1D, AffineLayout(("nx", "nf"), transposed=True))
+
+
+def _num_outputs(layer: nn.Module, size: str = "out_features") -> int:
+    """The outputs of a layer, which may have a `Select` before it."""
+    return int(getattr(layer[-1] if isinstance(layer, nn.Sequential) else layer, size))
+
+
+def _attention_width(module: GPT2Attention) -> int:
+    """The width of the values. One layer computes them with the keys, and mostly the queries."""
+    return _num_outputs(module.c_attn, "nf") // (2 if module.is_cross_attention else 3)
+
+
 register_sizes(
     GPT2Attention,
-    split_size=lambda module: module.c_proj.nx,
-    num_heads=lambda module: module.c_proj.nx // module.head_dim,
+    split_size=_attention_width,
+    num_heads=lambda module: _attention_width(module) // module.head_dim,
 )
 register_sizes(
     T5Attention,
-    inner_dim=lambda module: module.o.in_features,
-    n_heads=lambda module: module.o.in_features // module.key_value_proj_dim,
+    inner_dim=lambda module: _num_outputs(module.v),
+    n_heads=lambda module: _num_outputs(module.v) // module.key_value_proj_dim,
 )
 
 
