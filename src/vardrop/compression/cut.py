@@ -110,12 +110,15 @@ def cut_dead_units(
     inputs: Inputs,
     graph: UnitGraph,
     probes: Probes,
-    ties: list[list[str]],
+    net: nn.Module,
     drop_inputs: bool,
     advance: Callable[[], None],
 ) -> Cut:
-    """Cut all units, or if that changes an output, the units that change none by themselves."""
-    obstacle, flow = graph.obstacle, {}
+    """Cut all units, or if that changes an output, the units that change none by themselves.
+
+    `parts` is decomposed. Parameters that are tied in `net` are tied again if they stay equal.
+    """
+    obstacle, ties, flow = graph.obstacle, find_tied_parameters(net), {}
     if obstacle is None:
         try:
             flow = data_flow(parts, inputs)

@@ -27,7 +27,7 @@ from vardrop._core.checks import check_net, describe_value
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError, report_arguments, report_errors
 from vardrop.heads import Head
-from vardrop.noisy import Noisy, evaluating, named_modules_of
+from vardrop.noisy import Noisy, evaluating, named_modules_of, sampling
 
 Inputs = tuple[Any, ...]
 Metric = Callable[[Tensor, Tensor], SupportsFloat]
@@ -175,8 +175,9 @@ class Probes:
         return False
 
     def change(self, other: nn.Module) -> float:
-        """The largest difference between the outputs of both models on the example."""
-        pairs = zip(self.expected[0][1], run(other, self.example), strict=True)
+        """The largest difference on the example from the outputs of a noisy model's means."""
+        with sampling(other, on=False):
+            pairs = zip(self.expected[0][1], run(other, self.example), strict=True)
         differences = [(a.double() - b.double()).abs() for a, b in pairs if a.is_floating_point()]
         return max((float(d.max()) for d in differences if d.numel()), default=0.0)
 

@@ -31,7 +31,7 @@ from vardrop.compression.probes import Inputs, Probes, check_runs, time_interlea
 from vardrop.compression.remove_units import data_flow
 from vardrop.compression.trace_units import trace_units
 from vardrop.compression.units import Unit, UnitGraph
-from vardrop.noisy import Noisy, named_modules_of, sampling
+from vardrop.noisy import Noisy, named_modules_of
 
 _QUANTITIES = {"macs": "MACs", "bytes": "bytes", "inputs": "inputs", "outputs": "outputs"}
 _NO_COST = LayerCost(0, 0, 0, 0, 0)
@@ -258,12 +258,8 @@ def shrink_traced(
     check_runs(plain, inputs)
     probes, parts = Probes(plain, inputs), copy_decomposed(plain)
     traced = trace_units(parts, inputs, advance) if graph is None else graph
-    ties = find_tied_parameters(net)
-    cut = cut_dead_units(parts, inputs, traced, probes, ties, drop_inputs, advance)
-    change, latency = 0.0, None
-    if not all(bool(r.kept.all()) for r in relevances.values()):
-        with sampling(net, on=False):
-            change = probes.change(net)
+    cut = cut_dead_units(parts, inputs, traced, probes, net, drop_inputs, advance)
+    is_pruned, latency = not all(bool(r.kept.all()) for r in relevances.values()), None
     if graph is None:
         nets = {"before": plain, "after": cut.net}
         calls = {key: partial(call_net, m, clone_batch(inputs)) for key, m in nets.items()}
@@ -280,7 +276,7 @@ def shrink_traced(
         layers=_layer_reports(parts, traced.costs, layer_costs(cut.net, inputs), cut.selects),
         notes=tuple(cut.notes),
         proof=str(probes),
-        change=change,
+        change=probes.change(net) if is_pruned else 0.0,
         latency=latency,
         standard_deviations=cut_deviations(plain, deviations, cut),
         thresholds={name: r.threshold for name, r in relevances.items()},
