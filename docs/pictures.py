@@ -16,8 +16,7 @@ from torch import nn
 
 import vardrop as vd
 from experiments.diagnostics import gradient_variance, permute_variances
-from vardrop.app.demo.digits import STRENGTHS
-from vardrop.app.demo.rows import DECAY, PRUNED, ROWS
+from vardrop.app.demo import DECAY, PRUNED, ROWS, STRENGTHS
 from vardrop.tuning import train
 
 mpl.use("Agg")

@@ -8,7 +8,7 @@ import torch
 
 from experiments.slim import Part, Seed
 from experiments.trainings import Watch
-from vardrop.app.demo.table import score_rows
+from vardrop.app.demo import score_rows
 
 
 def compare_demo(seed: int, watch: Watch | None = None) -> dict[str, Any]:

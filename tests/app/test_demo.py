@@ -4,10 +4,18 @@ import pytest
 import torch
 
 from vardrop.app.data import Images
-from vardrop.app.demo import main
-from vardrop.app.demo.digits import KINDS, STRENGTHS, corrupt, split
-from vardrop.app.demo.rows import ROWS, Candidate, choose
-from vardrop.app.demo.table import cells, compare
+from vardrop.app.demo import (
+    KINDS,
+    ROWS,
+    STRENGTHS,
+    Candidate,
+    cells,
+    choose,
+    compare,
+    corrupt,
+    main,
+    split,
+)
 
 
 def test_the_parts_of_a_split_have_no_digit_in_common():
