@@ -107,6 +107,42 @@ def export(small, x, folder):
         assert float((torch.from_numpy(outputs) - small(x)).abs().max()) < 1e-4
 
 
+def train_with_lightning(x, y, folder):
+    """One epoch with Lightning's trainer."""
+    import lightning
+
+    from vardrop.integrations.lightning import LightningELBO
+
+    elbo = vd.ELBO(vd.convert(Cnn(), vd.sparse_vd()), vd.Categorical(), num_data=len(x))
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+    )  # fmt: skip
+    batches = torch.utils.data.TensorDataset(x, y)
+    trainer.fit(LightningELBO(elbo), torch.utils.data.DataLoader(batches, batch_size=32))
+    assert trainer.global_step == 2
+
+
+def convert_transformer():
+    """A small BERT with random weights."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, num_labels=3,
+    )  # fmt: skip
+    net = vd.convert(BertForSequenceClassification(config), vd.bayes_by_backprop())
+    tokens = {"input_ids": torch.randint(50, (4, 7))}
+    assert vd.predict(net, tokens, samples=2, seed=0).probs.shape == (4, 3)
+
+
+def fit_estimator(x, y):
+    from vardrop.sklearn import VardropClassifier
+
+    estimator = VardropClassifier(epochs=5, random_state=0).fit(x.flatten(1).numpy(), y.numpy())
+    assert estimator.predict_proba(x.flatten(1).numpy()).shape == (len(x), 3)
+
+
 def run(step, *arguments, needs=()):
     """Run one step and print how it went. A step without its packages is skipped."""
     name = step.__name__.replace("_", " ")
@@ -133,6 +169,10 @@ def main():
         run(load_in_fresh_process, small, elbo, x, folder, needs=("safetensors", "numpy"))
         run(pack, small, x, folder, needs=("constriction",))
         run(export, small, x, folder, needs=("onnx", "onnxscript"))
+        with torch.enable_grad():
+            run(train_with_lightning, x, y, folder, needs=("lightning",))
+            run(convert_transformer, needs=("transformers",))
+            run(fit_estimator, x, y, needs=("sklearn", "pandas"))
     print(f"all steps passed, {time.perf_counter() - STARTED:.1f} s")
 
 
