@@ -74,12 +74,22 @@ def figures_of(row):
         yield from ({"mean": value} for value in result["expected"].values())  # of the paper
 
 
+def seeds_of(row):
+    """The fewest seeds of the results named in a row."""
+    texts = [(ROOT / name).read_text() for name in RESULT.findall(row)]
+    return min((len(json.loads(text)["runs"]) for text in texts), default=3)
+
+
 def test_numbers_agree_with_the_result_files_named_next_to_them():
     checked = 0
     for page in {*PAGES, *MARKDOWN} - {ROOT / "docs" / "results.md"}:
         prose = WRITTEN_TABLE.sub("", page.read_text())
         for row in re.split(r"\n\n|\n(?=\|)", prose):
             figures = list(figures_of(row))
+            if FIGURE.search(row) and seeds_of(row) < 3:
+                assert "one seed" in row, (
+                    f"{page.name}: fewer than three seeds and no remark: {row}"
+                )
             for value, error, alone in FIGURE.findall(row) if figures else ():
                 checked += 1
                 assert written(figures, value or alone, error), f"{page.name}: {value}{alone} {row}"
