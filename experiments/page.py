@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -141,7 +142,8 @@ def _causes(items: Sequence[Item]) -> str:
 
 def paper_page(group: Sequence[Row]) -> str:
     """The page of a paper: a table of all experiments, then notes and a picture for each."""
-    text = f"# {group[0]['paper']}\n\n| experiment | value | paper | ours | seeds |\n"
+    title = re.sub("^no single paper: (.)", lambda first: first[1].upper(), group[0]["paper"])
+    text = f"# {title}\n\n| experiment | value | paper | ours | seeds |\n"
     text += "|---|---|--:|--:|--:|\n" + "".join(map(_table_line, group))
     for row in group:
         text += f'\n### <a id="{_run(row)}"></a>{row["title"]}\n\nSource: {row["source"]}. '
