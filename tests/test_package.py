@@ -77,6 +77,12 @@ def test_type_checkers_are_told_the_same_names():
     assert sorted([*told, *recipes.__all__]) == vd.__all__
 
 
+def test_placeholder_addresses_are_in_one_place():
+    names = [*ROOT.glob("*.*"), *(ROOT / ".github").rglob("*.*"), *(ROOT / "docs").rglob("*.md")]
+    texts = {path.name: path.read_text() for path in names if path.is_file()}
+    assert [name for name, text in texts.items() if "example.invalid" in text] == ["pyproject.toml"]
+
+
 def test_the_version_is_written_alike_everywhere():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
