@@ -79,6 +79,10 @@ def noisy():
     return vd.convert(mlp(), vd.sparse_vd())
 
 
+def elbo():
+    return vd.ELBO(noisy(), vd.Categorical(), num_data=8)
+
+
 def objective(**more):
     return vd.ELBO(**{"net": noisy(), "likelihood": vd.Categorical(), "num_data": 10, **more})
 
@@ -201,6 +205,10 @@ CALLS: dict[str, tuple[Any, str]] = {
     "temperature of logits": (lambda: vd.apply_temperature(X, 2.0), "`probs` to be non-negative"),
     "negative errors": (lambda: M.risk_coverage(X[:, 0], -X[:, 0].abs()), "`errors` to be non-negative"),
     "freeze with inputs": (lambda: vd.freeze(noisy(), X), r"`samples` .*call the result: freeze.net..x."),
+    "shrink an ELBO": (lambda: vd.shrink(elbo(), X), "`net` to be a model, but got ELBO. Pass its `net`"),
+    "export an ELBO": (lambda: vd.export_program(elbo(), X), "but got ELBO.* vardrop.freeze"),
+    "save an ELBO": (lambda: vd.save_noisy(elbo(), "net.safetensors"), "but got ELBO. Pass its `net`"),
+    "pack an ELBO": (lambda: vd.pack(elbo(), "net.vdp"), "but got ELBO. Pass its `net`"),
     "to_json number": (lambda: vd.to_json(3), "`value` to be a value such as"),
     "to_json net": (lambda: vd.to_json(nn.Linear(2, 1)), "`value` to be .* but got a Linear"),
 }  # fmt: skip

@@ -22,13 +22,14 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from vardrop._core.calls import Batch, call_arguments
-from vardrop._core.checks import check_choice, check_net
+from vardrop._core.checks import check_choice
 from vardrop._core.errors import VardropError, import_optional, report_errors
 from vardrop._core.files import write_atomically
 from vardrop._core.torch_private import tree_map_only
 from vardrop.compression.mask import check_means
 from vardrop.compression.probes import Inputs, check_runs, to_arguments
 from vardrop.compression.save import as_path, to_dense
+from vardrop.likelihoods import check_model
 from vardrop.noisy import evaluating
 from vardrop.prediction import Predictor
 from vardrop.prediction.graph import Graph, NoiseInput
@@ -167,7 +168,7 @@ def _trace(
             "`outputs` and `noise` require a predictor of vardrop.freeze, but got another model. "
             "Freeze it first, for predictions with uncertainty."
         )
-    check_net(net)
+    check_model(net)
     if isinstance(net, torch.jit.ScriptModule):
         raise VardropError(
             "TorchScript is not supported by export. Pass the Python model that it was made from."

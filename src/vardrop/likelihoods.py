@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop._core.checks import check_number, check_tensor, check_type, describe_value
+from vardrop._core.checks import check_net, check_number, check_tensor, check_type, describe_value
 from vardrop._core.errors import VardropError
 from vardrop._core.sharding import full_tensor
 from vardrop.functional import generator, standard_normal
@@ -566,6 +566,20 @@ class Objective(Protocol):
 
     net: nn.Module
     likelihood: Any
+
+
+def check_model(net: object) -> None:
+    """Raise an error unless a value is a module, and not a model with its likelihood.
+
+    >>> import torch
+    >>> check_model(torch.nn.Linear(2, 1))
+    """
+    check_net(net)
+    if hasattr(net, "likelihood") and hasattr(net, "net"):
+        raise VardropError(
+            f"Expected `net` to be a model, but got {type(net).__name__}. Pass its `net`, or for "
+            "the export of predictions with uncertainty vardrop.freeze of it."
+        )
 
 
 def resolve_likelihood(

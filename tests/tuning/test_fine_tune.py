@@ -196,8 +196,15 @@ def test_fine_tuning_moves_the_noise_and_draws_little_for_validation(monkeypatch
     batches = list(zip(x.split(20), y.split(20), strict=True))
     elbo = vd.fine_tune(net, batches, epochs=10, validation=(x, y))
     assert float((net.dense.log_sigma2.detach() - before).abs().mean()) > 1
-    assert cost == [2000, 125]  # half of the ten passes over 400 examples, and one plain pass
+    assert cost == [125, 2000]  # one plain pass, and half of the ten passes over 400 examples
     assert elbo.likelihood.temperature != 1.0
+    net, _, _ = cnn()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=30)
+    again = vd.fine_tune(
+        vd.convert(net, vd.bayes_by_backprop()), batches, epochs=10, validation=loader
+    )
+    assert cost[2:] == [125, 2000]
+    assert again.likelihood.temperature == pytest.approx(elbo.likelihood.temperature, rel=0.2)
 
 
 def test_a_model_that_gains_nothing_is_plain_again_with_a_temperature():
@@ -215,6 +222,28 @@ def test_a_model_that_gains_nothing_is_plain_again_with_a_temperature():
     assert elbo.likelihood.temperature == pytest.approx(plain, rel=1e-3)
     torch.testing.assert_close(p.probs, (net(x) / plain).softmax(1), rtol=1e-3, atol=1e-4)
     assert p.epistemic.abs().max() < 1e-6
+
+
+def test_data_that_do_not_fit_are_named_before_the_training():
+    x, y = problem(20)
+    net = vd.convert(trained(), vd.sparse_vd())
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    for batches, validation, told in (
+        ([(x, y)], (x, y - 5), "`y`"),
+        ([(x, y)], (x, y, y), "`validation` to be a pair"),
+        ([(x, y, y)], None, "batches of `data` to be tensors .* weights too"),
+        ((x, y), None, "batches of `data` to be tensors .* but got Tensor"),
+        (torch.tensor(1.0), None, "Expected `data` to be tensors, or batches"),
+    ):
+        assert_refused(told, vd.fine_tune, net, batches, validation=validation)
+    after = net.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    plain = trained()
+    optimizer = torch.optim.SGD(plain.parameters(), 0.1)
+    batches = [(x, y - 5)]
+    assert_refused(
+        "`loss` or `data`", vd.fine_tune, plain, batches, functional.cross_entropy, optimizer
+    )
 
 
 def test_a_model_without_a_plain_form_stays_noisy():

@@ -27,6 +27,7 @@ from vardrop._core.checks import check_net, describe_value
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError, report_arguments, report_errors
 from vardrop.heads import Head
+from vardrop.likelihoods import check_model
 from vardrop.noisy import Noisy, evaluating, named_modules_of, sampling
 
 Inputs = tuple[Any, ...]
@@ -54,7 +55,7 @@ def to_arguments(example_input: Batch) -> Inputs:
 
 def check_plain(net: nn.Module) -> None:
     """Raise an error if a model has noise that `shrink` removes. Noise of a `Head` is allowed."""
-    check_net(net)
+    check_model(net)
     noisy = [n for n in named_modules_of(net, Noisy) if n not in named_modules_of(net, Head)]
     if noisy:
         raise VardropError(

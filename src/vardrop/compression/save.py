@@ -29,6 +29,7 @@ from vardrop.compression.modules.pruned_recurrent import resize_recurrent
 from vardrop.compression.modules.select import Lookup, Scale, Select, selection_of
 from vardrop.compression.sparse import SparseLinear
 from vardrop.layers import NOISY_TYPES
+from vardrop.likelihoods import check_model
 from vardrop.noisy import Noisy, named_modules_of
 
 PACKED = b"VDP"  # the first bytes of a packed file; the version of its format comes next
@@ -56,7 +57,7 @@ def save(net: nn.Module, path: str | PathLike[str]) -> int:
     >>> bool((same.weight == net.weight).all())
     True
     """
-    check_net(net)
+    check_model(net)
     target = as_path(path)
     dense, sparse = to_dense(net)
     plan = {"format": _FORMAT, **layer_sizes(dense), "sparse": sparse}

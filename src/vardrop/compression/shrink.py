@@ -31,6 +31,7 @@ from vardrop.compression.probes import Inputs, Probes, check_runs, time_interlea
 from vardrop.compression.remove_units import data_flow
 from vardrop.compression.trace_units import trace_units
 from vardrop.compression.units import Unit, UnitGraph
+from vardrop.likelihoods import check_model
 from vardrop.noisy import Noisy, named_modules_of
 
 _QUANTITIES = {"macs": "MACs", "bytes": "bytes", "inputs": "inputs", "outputs": "outputs"}
@@ -225,7 +226,7 @@ def shrink(
 
     Molchanov, Ashukha & Vetrov 2017, sec. 5.3, for the rule log alpha >= 3.
     """
-    check_net(net)
+    check_model(net)
     check_type("drop_inputs", drop_inputs, bool, "True or False")
     with ProgressLine("shrink", progress=progress) as line:
         inputs = to_arguments(example_input)

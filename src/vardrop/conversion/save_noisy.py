@@ -21,6 +21,7 @@ from vardrop.conversion.rules import ConversionRule, Scope, join_names
 from vardrop.gates import Gate, SwitchableDropout, SwitchedMode, functional_dropout_rates
 from vardrop.heads import Head
 from vardrop.layers import Ties, Variational
+from vardrop.likelihoods import check_model
 from vardrop.noisy import Noisy, enclosed, named_modules_of, noisy_modules
 from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
 
@@ -51,7 +52,7 @@ def save_noisy(net: nn.Module, path: PathLike) -> None:
     >>> torch.equal(again.weight, net.weight), again.posterior == net.posterior
     (True, True)
     """
-    check_net(net)
+    check_model(net)
     check_type("path", path, str | os.PathLike, "a path")
     write_tensors(Path(path), *contents(net))
 

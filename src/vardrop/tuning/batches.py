@@ -150,7 +150,8 @@ def _isolate_rng(source: Iterable[object], seed: int) -> Iterator[object]:
 
 def check_rereadable(name: str, data: object) -> None:
     """Raise if training data cannot be read once per epoch."""
-    if isinstance(data, Iterator) or not isinstance(data, Iterable):
+    scalar = getattr(data, "ndim", 1) == 0
+    if isinstance(data, Iterator) or not isinstance(data, Iterable) or scalar:
         raise VardropError(
             f"Expected `{name}` to be tensors, or batches that can be read again in every epoch, "
             f"such as a list or a DataLoader, but got {type(data).__name__}."

@@ -17,7 +17,7 @@ from vardrop._core.calls import (
     output_tensor,
 )
 from vardrop._core.checks import check_integer, check_net, check_number
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, report_arguments
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.prediction import predict
 from vardrop.tuning.minimize import Position, ShowProgress, minimize
@@ -76,11 +76,16 @@ def distil(
     check_net(student, "student")
     check_integer("epochs", epochs)
     check_number("temperature", temperature, above=0)
+    if seed is not None:
+        check_integer("seed", seed, 0)
+    if optimizer is None and not any(True for _ in student.parameters()):
+        raise VardropError("Expected `student` to have parameters to train, but got none.")
 
     def loss(x: Batch, at: Position) -> Tensor:
         draw_seed = None if seed is None else seed + at.epoch * _EPOCH_SEEDS + at.step
         target = predict(model, x, samples, likelihood=teacher_likelihood, seed=draw_seed, keep=0)
-        logits = output_tensor(call_net(student, clone_batch(x)))
+        with report_arguments("student", "data"):
+            logits = output_tensor(call_net(student, clone_batch(x)))
         expected = target.likelihood.output_shape(target.mean.shape)
         if logits.shape != expected:
             raise VardropError(

@@ -5,16 +5,24 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import Batch, call_net, map_tensors, plain_batch, split_batch
+from vardrop._core.calls import (
+    Batch,
+    LabelledData,
+    call_net,
+    labelled_batches,
+    map_tensors,
+    plain_batch,
+    split_batch,
+)
 from vardrop._core.checks import check_integer, check_net, check_number, check_type
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, report_arguments
 from vardrop._core.modules import hooks
 from vardrop.conversion import revert
 from vardrop.likelihoods import Categorical, Likelihood
@@ -50,7 +58,7 @@ def fine_tune(
     *,
     epochs: int = ...,
     likelihood: Likelihood | None = ...,
-    validation: tuple[Batch, Tensor] | None = ...,
+    validation: LabelledData | None = ...,
     beta: float = ...,
     lr: float = ...,
     progress: bool | None = ...,
@@ -63,7 +71,7 @@ def fine_tune(
     epochs: int | None = None,
     *,
     likelihood: Likelihood | None = None,
-    validation: tuple[Batch, Tensor] | None = None,
+    validation: LabelledData | None = None,
     beta: float = 0.01,
     lr: float = 1e-3,
     progress: bool | None = None,
@@ -98,8 +106,8 @@ def fine_tune(
         optimizer: of a plain model, over its parameters.
         epochs: passes over the data.
         likelihood: of a noisy model's output; `Categorical()` by default.
-        validation: inputs and targets that are not used for training, for the temperature and for
-            the comparison with the plain model.
+        validation: inputs and targets, or batches of them, that are not used for training, for the
+            temperature and for the comparison with the plain model.
         beta: the weight of the KL.
         lr: the highest learning rate.
         progress: show a progress line on standard error; None shows it on a terminal.
@@ -132,58 +140,68 @@ def fine_tune(
             "is the ELBO. Train with vardrop.ELBO to use your own optimizer."
         )
     check_number("lr", lr, above=0)
+    held_out: list[tuple[Batch, Tensor]] = []
     if validation is not None:
-        check_batch(validation, "`validation`")
-    sizes, epochs = [len(y) for _, y in data], epochs or 6
+        held_out = list(labelled_batches(validation, "validation"))
+        match validation:
+            case [x, Tensor() as y]:  # a pair is one batch
+                held_out = [(plain_batch(x), y)]
+    sizes, epochs = [len(_check_pair(batch)[1]) for batch in data], epochs or 6
     if not sizes:
         raise VardropError("Expected `data` to give batches, but got none.")
     elbo = ELBO(net, Categorical() if likelihood is None else likelihood, sum(sizes), beta)
-    reduce_initial_noise(net)
     train = partial(_fine_tune_noisy, elbo, data, epochs, len(sizes), lr, progress)
-    if validation is None:
-        train()
+    if held_out:
+        _train_and_compare(elbo, train, *_limit_validation(held_out, epochs * elbo.num_data))
     else:
-        _train_and_compare(elbo, train, *_limit_validation(*validation, epochs * elbo.num_data))
+        train()
     return elbo
 
 
+def _check_pair(batch: object) -> tuple[Batch, Tensor]:
+    """Return a batch (inputs, targets). Any other raises an error."""
+    x, y, *weight = check_batch(batch, "batches of `data`")
+    if weight:
+        raise VardropError(
+            "Expected batches of `data` to be tensors (x, y), but got weights too. Train with "
+            "vardrop.ELBO."
+        )
+    return x, y
+
+
 def _train_and_compare(
-    elbo: ELBO, train: Callable[[], None], validation: tuple[Batch, Tensor], samples: int
+    elbo: ELBO, train: Callable[[], None], validation: Sequence[tuple[Batch, Tensor]], samples: int
 ) -> None:
     """Train and calibrate, and make the model plain again if that is not better on `validation`."""
-    plain = _copy_plain(elbo.net)
-    train()
-    likelihood, noisy_nll = _calibrate(elbo, validation, samples)
-    if plain is not None:
-        before = ELBO(plain, elbo.likelihood, elbo.num_data, beta=0.0)
-        plain_likelihood, nll = _calibrate(before, validation, 1)
-        if noisy_nll >= nll:
-            warnings.warn(
-                f"The NLL on `validation` is {noisy_nll:.4f} with noise and {nll:.4f} without, so "
-                "the model is plain again, as before the training, with a fitted temperature. "
-                "Train for more epochs (`epochs`), or with another `beta`.",
-                stacklevel=3,
-            )
-            revert(elbo.net).load_state_dict(plain.state_dict())
-            elbo.set_beta(0.0)
-            likelihood = plain_likelihood
-    elbo.likelihood = likelihood
-
-
-def _copy_plain(net: nn.Module) -> nn.Module | None:
-    """A copy without noise, or None if the model has no plain form."""
+    before = copy.deepcopy(elbo)
     try:
-        return revert(copy.deepcopy(net))
-    except VardropError:
-        return None
+        revert(before.net)
+    except VardropError:  # the model has no plain form
+        _calibrate(before, validation, 1)  # targets that do not fit raise before the training
+        plain_likelihood, nll = None, math.inf
+    else:
+        plain_likelihood, nll = _calibrate(before, validation, 1)
+    train()
+    elbo.likelihood, noisy_nll = _calibrate(elbo, validation, samples)
+    if plain_likelihood is not None and noisy_nll >= nll:
+        warnings.warn(
+            f"The NLL on `validation` is {noisy_nll:.4f} with noise and {nll:.4f} without, so "
+            "the model is plain again, as before the training, with a fitted temperature. "
+            "Train for more epochs (`epochs`), or with another `beta`.",
+            stacklevel=3,
+        )
+        revert(elbo.net).load_state_dict(before.net.state_dict())
+        elbo.set_beta(0.0)
+        elbo.likelihood = plain_likelihood
 
 
 def _calibrate(
-    elbo: ELBO, validation: tuple[Batch, Tensor], samples: int
+    elbo: ELBO, validation: Sequence[tuple[Batch, Tensor]], samples: int
 ) -> tuple[Likelihood, float]:
     """The calibrated likelihood, and its NLL on the same data."""
-    x, y = validation
-    p = predict(elbo, list(split_batch(x, _BATCH_SIZE)), samples, seed=0, progress=False)
+    x = [part for inputs, _ in validation for part in split_batch(inputs, _BATCH_SIZE)]
+    y = torch.cat([targets for _, targets in validation])
+    p = predict(elbo, x, samples, seed=0, progress=False)
     factor = math.exp(fit_log_scale([(p, y, 1.0)]))
     return p.likelihood.scaled(factor), -float(p.rescale(factor).log_prob(y).mean())
 
@@ -202,20 +220,28 @@ def reduce_initial_noise(net: nn.Module) -> None:
         log_alpha.sub_(math.log(_INITIAL_FACTOR))
 
 
-def _limit_validation(x: Batch, y: Tensor, trained: int) -> tuple[tuple[Batch, Tensor], int]:
+def _limit_validation(
+    batches: Sequence[tuple[Batch, Tensor]], trained: int
+) -> tuple[Sequence[tuple[Batch, Tensor]], int]:
     """Validation data and a number of draws that cost little next to the training.
 
     A draw costs about half as much as a training step on the same example. Draws times examples are
     therefore limited to half of the number of examples that were trained on.
     """
-    samples, count = _DRAWS, len(y)
-    if samples * count > trained // 2:
-        samples = _FEW_DRAWS
-        count = min(count, max(_LEAST_EXAMPLES, trained // 2 // samples))
-        indices = torch.arange(count) * len(y) // count
-        x = map_tensors(lambda t: t[indices.to(t.device)] if t.dim() else t, x)
-        y = y[indices.to(y.device)]
-    return (x, y), samples
+    total = sum(len(y) for _, y in batches)
+    if _DRAWS * total <= trained // 2:
+        return batches, _DRAWS
+    count = min(total, max(_LEAST_EXAMPLES, trained // 2 // _FEW_DRAWS))
+    indices, start, limited = torch.arange(count) * total // count, 0, []
+    for batch in batches:
+        stop = start + len(batch[1])
+        limited.append(_take(batch, indices[(indices >= start) & (indices < stop)] - start))
+        start = stop
+    return [batch for batch in limited if len(batch[1])], _FEW_DRAWS
+
+
+def _take(batch: tuple[Batch, Tensor], rows: Tensor) -> tuple[Batch, Tensor]:
+    return map_tensors(lambda t: t[rows.to(t.device)] if t.dim() else t, batch)
 
 
 def _fine_tune_plain(
@@ -233,12 +259,18 @@ def _fine_tune_plain(
             "Expected `optimizer` to hold parameters of `net`, but got none of them. "
             "Build it over net.parameters() after shrinking."
         )
+
+    def compute(batch: tuple[Batch, Tensor], at: Position) -> Tensor:
+        output = call_net(net, plain_batch(batch[0]))
+        with report_arguments("loss", "data"):
+            return loss(output, batch[1])
+
     weights = [p for p in net.parameters() if p.dim() > 1 and p.requires_grad]
     masks = [p.register_hook(partial(torch.mul, p.detach() != 0)) for p in weights]
     with hooks(*masks), ShowProgress("fine_tune", progress=progress) as line:
         minimize(
-            lambda batch, at: loss(call_net(net, plain_batch(batch[0])), batch[1]),
-            lambda at: data,
+            compute,
+            lambda at: map(_check_pair, data),
             optimizer,
             epochs=epochs,
             callbacks=[line],
@@ -261,6 +293,7 @@ def _fine_tune_noisy(
     elbo: ELBO, data: Batches, epochs: int, epoch_steps: int, lr: float, progress: bool | None
 ) -> None:
     modes, steps = {m: training_mode(m) for m in elbo.modules()}, epochs * epoch_steps
+    reduce_initial_noise(elbo.net)
     optimizer = torch.optim.Adam(parameter_groups(elbo, lr, noise_lr=_NOISE_LR_FACTOR * lr))
     rates = [group["lr"] for group in optimizer.param_groups]
     one_cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(steps, 2))

@@ -30,8 +30,14 @@ from vardrop._core.calls import (
     slice_batch,
     tensors_in,
 )
-from vardrop._core.checks import check_choice, check_integer, check_number
-from vardrop._core.errors import VardropError
+from vardrop._core.checks import (
+    check_choice,
+    check_integer,
+    check_number,
+    check_type,
+    describe_value,
+)
+from vardrop._core.errors import VardropError, report_arguments
 from vardrop._core.rng import preserve_rng
 from vardrop.compression import Shrunk, probes, shrink
 from vardrop.compression.costs import layer_costs
@@ -145,7 +151,10 @@ def slim(
             check_integer(name, number)
     check_number("lr", lr, above=0)
     check_integer("seed", seed, at_least=0)
+    if loss is not None and not callable(loss):
+        raise VardropError(f"Expected `loss` to be a function, but got {describe_value(loss)}.")
     check_choice("runtime", runtime, RUNTIMES)
+    check_type("runtimes", runtimes, Sequence, "a list of runtimes")
     for other in runtimes:
         check_choice("runtimes", other, RUNTIMES)
     probes.check_plain(net)
@@ -245,8 +254,9 @@ class _Slimming:
         counted = self.source.steps or sum(1 for _ in self.source.batches(self.generator))
         self.num_epochs = self.epochs or max(5, math.ceil(_STEPS / counted))
         self.epoch_steps, self.steps = counted, self.num_epochs * counted
-        self.score = slim_report.make_score(self.net, self.validation, self.loss)
-        self.before = self.measure(self.net)
+        with report_arguments("loss", "validation"):
+            self.score = slim_report.make_score(self.net, self.validation, self.loss)
+            self.before = self.measure(self.net)
 
     def measure(self, net: nn.Module) -> float:
         """The score of a model on validation data."""
@@ -295,7 +305,9 @@ class _Slimming:
             callbacks.append(price)
 
         def loss(batch: TrainBatch, at: Position) -> Tensor:
-            task_loss = self.score.loss(output_tensor(call_net(net, clone_batch(batch.x))), batch.y)
+            output = output_tensor(call_net(net, clone_batch(batch.x)))
+            with report_arguments("loss", "data"):
+                task_loss = self.score.loss(output, batch.y)
             return task_loss if price is None else task_loss + price.penalty()
 
         def continue_epoch(at: Position) -> Iterable[TrainBatch]:
