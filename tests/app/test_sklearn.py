@@ -5,7 +5,6 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 
 import numpy as np
 import pandas as pd
@@ -226,18 +225,18 @@ def test_names_in_a_file_never_become_paths(diabetes, tmp_path, monkeypatch):
     model.save(tmp_path / "model.safetensors")
     tensors, values = read_tensors(tmp_path / "model.safetensors")
     payload = torch.tensor(list(b"print('code')"), dtype=torch.uint8)
-    names = (str(tmp_path / "victim.txt"), "../../probe.py", "elbo.../../probe.py")
-    for name in names:
+    names = {str(tmp_path / "victim.txt"): "the unknown", "../../probe.py": "the unknown"}
+    names |= {"elbo.../../probe.py": "Unexpected key", "choice.rows.a": "choices of held-out rows"}
+    names |= {"choice.other": "the unknown tensor 'other'"}
+    for name, told in names.items():
         write_tensors(tmp_path / "forged.safetensors", {**tensors, name: payload}, values)
         before = files_below(tmp_path)
-        with suppress(vd.VardropError):
-            VardropRegressor.load(tmp_path / "forged.safetensors")
+        assert_refused(told, VardropRegressor.load, tmp_path / "forged.safetensors")
         assert files_below(tmp_path) == before
         state = model.__getstate__()
         state["_files"] = {name: b"code"}
         state["model_"] = ({**state["model_"][0], name: payload}, state["model_"][1])
-        with suppress(vd.VardropError):
-            VardropRegressor().__setstate__(state)
+        assert_refused(told, VardropRegressor().__setstate__, state)
         assert files_below(tmp_path) == before
 
 

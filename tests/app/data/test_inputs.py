@@ -70,6 +70,7 @@ def test_a_registered_set_is_known_by_its_name(monkeypatch):
     (3, {}, "`data` to be a name, a file, a DataFrame with `target`"),
     ((np.zeros(5), np.zeros(5)), {}, "`X` to be a table"),
     ((np.zeros((5, 2)), np.zeros(4)), {}, "one value for each of 5 rows"),
+    (["a.csv", "b.csv"], {}, r"one file or a pair \(X, y\), but got a pair of names"),
     ((torch.zeros(5, 1, 2, 2), torch.zeros(5)), {}, "a class for each input, but got torch.float32"),
     (frame(), {"target": "price", "group": "street"}, "to have the column 'street'"),
     (frame(), {}, "Expected a target for the DataFrame"),

@@ -322,7 +322,8 @@ def test_a_run_without_its_choice_is_damaged(tmp_path):
     run = load_run(tmp_path / "r")
     assert run.standing == ""
     scores = {k: v for k, v in run.choice.held_out.items() if k != "net"}
-    dataclasses.replace(run.choice, held_out=scores).write(tmp_path / "r")
+    rows = {k: v for k, v in run.choice.rows.items() if k != "net"}
+    dataclasses.replace(run.choice, held_out=scores, rows=rows).write(tmp_path / "r")
     assert "before the scale of its noise was chosen" in load_run(tmp_path / "r").standing
     (tmp_path / "r" / "choice.safetensors").unlink()
     assert_refused(

@@ -72,6 +72,10 @@ def read_input(data: Source, roles: Roles, texts: Collection[str] = ()) -> Table
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise VardropError(f"Expected `data` to be {KINDS}, but got {type(data).__name__}.")
     x, y = data
+    if isinstance(x, str | Path) or isinstance(y, str | Path):
+        text = "Expected `data` to be one file or a pair (X, y), but got a pair of names."
+        remedy = "Pass files of other parts as `validation` and `test`, or join them first."
+        raise VardropError(f"{text} {remedy}")
     return _read_tensors(x, y) if getattr(x, "ndim", 2) > 2 else _read_pair(x, y, roles.target)
 
 

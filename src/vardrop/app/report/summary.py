@@ -21,7 +21,9 @@ from vardrop.metrics.intervals import Estimate
 def describe(run: StoredRun) -> str:
     """The target, the model and the method of a run."""
     config, sizes = run.config, run.config.get("sizes") or {}
-    source = Path(str((config.get("data") or {}).get("name") or "data")).name
+    data = config.get("data") or {}
+    name = config.get("name") if data.get("in_memory") else data.get("name")
+    source = Path(str(name or "data")).name
     classes = len(config.get("classes") or [])
     what = repr(run.target) if run.target else f"one of {classes} classes" if classes else "a value"
     examples = f" on {sizes['train']:,} examples" if "train" in sizes else ""

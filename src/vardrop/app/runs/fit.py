@@ -154,7 +154,7 @@ def _describe_job(job: FitJob) -> str:
 
 
 _TYPES: dict[str, tuple[Any, str]] = {
-    "net": (nn.Module | str | None, "a network or its name"),
+    "net": (nn.Module | str, "a network or its name"),
     "out": (str | os.PathLike | None, "a directory"),
     "drop": (list | tuple, "a list of names of columns"),
     **dict.fromkeys(("include", "exclude"), (str | None, "a name pattern")),
@@ -252,7 +252,8 @@ def resume(
     Returns:
         The trained run.
     """
-    check_arguments(net=net, out=out, callback=callback, progress=progress)
+    check_arguments(out=out, callback=callback, progress=progress)
+    check_type("net", net, nn.Module | None, "a fresh network")
     path = Path(out or ".")
     device = _apply_changes(Config.read(path), path, changes).settings.torch_device()
     with join_processes(device) as world, working(path) if world.first else nullcontext():
@@ -273,6 +274,9 @@ def _apply_changes(config: Config, path: Path, changes: dict[str, Any]) -> Confi
         "seed": f"it split the data of {path}, and test rows would be used for training",
         "class_weight": f"the KL weight of {path} was chosen with it",
     }
+    for name in ("epochs", "batch_size", "lr", "folds"):
+        if getattr(settings, name) is None:
+            reasons[name] = "a started run has a number"
     if settings.pretrain != old.pretrain and read_phase(path) == "fit":
         reasons["pretrain"] = f"{path} is past its pretraining"
     for name, reason in reasons.items():

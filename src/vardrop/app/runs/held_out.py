@@ -150,6 +150,8 @@ class Choice:
             rows = select_prefix("rows", tensors)
             choice = cls(**fields, rows=rows, deviations=deviations, shares=shares)
             choice._check()
+            if unknown := sorted(tensors.keys() - choice.state()[0].keys()):
+                raise ValueError(f"the unknown tensor {unknown[0]!r}")
         return choice
 
     def _check(self) -> None:
@@ -161,6 +163,8 @@ class Choice:
         vectors = {"deviations": self.deviations, "shares": self.shares, **self.rows}
         if any(t.dim() != 1 or not t.is_floating_point() for t in vectors.values()):
             raise ValueError("a tensor that is not a list of numbers")
+        if not self.rows.keys() <= self.held_out.keys():
+            raise ValueError("rows of models without scores")
         lengths = {len(t) for t in self.rows.values()}
         if len(self.shares) != len(self.deviations) or len(lengths) > 1:
             raise ValueError("lists of different lengths")

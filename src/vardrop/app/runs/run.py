@@ -86,7 +86,11 @@ class Model:
         chosen, choice = stored["choice"], None
         if chosen is not None:
             choice = Choice.from_state(select_prefix("choice", tensors), chosen, str(path))
-        return cls(config, build_elbo(config, select_prefix("elbo", tensors), path, net), choice)
+        model = cls(config, build_elbo(config, select_prefix("elbo", tensors), path, net), choice)
+        if unknown := sorted(tensors.keys() - model.state()[0].keys()):
+            text = f"Expected {path} to hold the tensors of its model"
+            raise VardropError(f"{text}, but got the unknown {unknown[0]!r}. It is damaged.")
+        return model
 
     @property
     def about(self) -> About:
