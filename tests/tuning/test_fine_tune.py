@@ -165,7 +165,7 @@ def test_what_fine_tune_refuses_of_a_plain_net(arguments, message):
 def test_what_fine_tune_refuses_of_a_noisy_net(arguments, message):
     noisy = vd.convert(trained(), vd.sparse_vd())
     assert_refused(message, vd.fine_tune, noisy, *arguments)
-    told = r"`validation` to be tensors \(x, y\)"
+    told = "`validation` to be a pair"
     assert_refused(told, vd.fine_tune, noisy, TRAIN, validation=torch.ones(3))
 
 
@@ -230,7 +230,7 @@ def test_data_that_do_not_fit_are_named_before_the_training():
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     for batches, validation, told in (
         ([(x, y)], (x, y - 5), "`y`"),
-        ([(x, y)], (x, y, y), "`validation` to be a pair"),
+        ([(x, y)], (x, y, y), "`validation` to give pairs"),
         ([(x, y, y)], None, "batches of `data` to be tensors .* weights too"),
         ((x, y), None, "batches of `data` to be tensors .* but got Tensor"),
         (torch.tensor(1.0), None, "Expected `data` to be tensors, or batches"),
