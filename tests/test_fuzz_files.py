@@ -25,7 +25,7 @@ import vardrop as vd
 from tests.nets import assert_unchanged
 from vardrop._core.files import read_tensors, with_checksum, write_tensors
 from vardrop.app.runs import fit, load_run
-from vardrop.app.runs.predictions import write_predictions
+from vardrop.app.runs.evaluate import write_predictions
 from vardrop.app.runs.recorder import read_checkpoint
 from vardrop.app.store import read_run
 from vardrop.compression import load, pack, save, unpack

@@ -18,7 +18,7 @@ from vardrop._core import files
 from vardrop._core.files import read_tensors, remove, write_tensors
 from vardrop.app.report import report
 from vardrop.app.runs import Recorder, evaluate, fit, load_run, read_history
-from vardrop.app.runs.checkpoint import load_module, load_optimizer, optimizer_tensors
+from vardrop.app.runs.recorder import load_module, load_optimizer, optimizer_tensors
 from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.tuning import Loop, NotFiniteError, Position
 

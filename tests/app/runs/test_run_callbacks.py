@@ -26,17 +26,26 @@ def trained(directory, callback: run_callbacks.RunCallback, recipe):
     return net
 
 
-def test_several_are_told_and_json_lines_are_json(tmp_path, capsys):
-    watch = run_callbacks.CallbackList([run_callbacks.JsonLines(), run_callbacks.TextLines()])
+def test_json_lines_are_json(tmp_path, capsys):
+    watch = run_callbacks.JsonLines()
     watch.describe("target y")
     trained(tmp_path, watch, vd.sparse_vd())
     out, err = capsys.readouterr()
     events = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     assert [e["event"] for e in events] == ["data", "epoch", "epoch"]
-    assert out.splitlines()[1] == "target y"
+    assert events[0]["text"] == ["target y"]
     told = [{k: v for k, v in e.items() if k != "event"} for e in events[1:]]
     assert told == read_history(tmp_path)
     assert err == ""
+
+
+def test_text_and_a_bar_are_shown_together(tmp_path, capsys):
+    watch = run_callbacks.TextBar()
+    watch.describe("target y")
+    trained(tmp_path, watch, vd.sparse_vd())
+    assert watch._bar.tasks[0].completed == 6
+    assert not isinstance(watch.trial("fold"), run_callbacks.TextLines)
+    assert capsys.readouterr().out == "target y\n"
 
 
 def test_the_bar_tells_epoch_rate_and_scores(tmp_path, capsys, monkeypatch):

@@ -22,7 +22,6 @@ import vardrop
 from vardrop._core.errors import VardropError, printable
 from vardrop.app import runs
 from vardrop.app.cli import options as o, printing
-from vardrop.app.cli.config_file import import_modules
 from vardrop.app.cli.options import Fraction, MaybePath, MaybeText, MaybeTexts
 from vardrop.app.data import DATASETS, OUT_OF_DISTRIBUTION
 from vardrop.app.runs import METHODS, Settings, load_run, method_named, run_callbacks
@@ -80,7 +79,7 @@ def program(
 
     These options can be placed before or after a command.
     """
-    import_modules(import_ or ())
+    o.import_modules(import_ or ())
     context.obj = quiet
 
 
@@ -187,12 +186,11 @@ def _check_resume(out: Path | None, context: typer.Context) -> Path:
 
 def make_callback(context: typer.Context, json: bool) -> run_callbacks.RunCallback:
     """JSON lines with --json, else text and a progress bar. Other processes print nothing."""
-    chosen: list[run_callbacks.RunCallback] = []
-    if os.environ.get("RANK", "0") == "0" and not context.obj:  # --quiet
-        chosen.append(run_callbacks.JsonLines() if json else run_callbacks.TextLines())
-        if run_callbacks.on_terminal() and not json:
-            chosen.append(run_callbacks.ProgressBar())
-    return run_callbacks.CallbackList(chosen)
+    if os.environ.get("RANK", "0") != "0" or context.obj:  # --quiet
+        return run_callbacks.RunCallback()
+    if json:
+        return run_callbacks.JsonLines()
+    return run_callbacks.TextBar() if run_callbacks.on_terminal() else run_callbacks.TextLines()
 
 
 def _load(path: Path, directory: Path | None = None) -> runs.Run:

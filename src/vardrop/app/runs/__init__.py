@@ -11,7 +11,7 @@ from vardrop.app.runs.models import (
     method_named as method_named,
     methods as methods,
 )
-from vardrop.app.runs.predictions import (
+from vardrop.app.runs.evaluate import (
     prediction_table as prediction_table,
     write_predictions as write_predictions,
 )

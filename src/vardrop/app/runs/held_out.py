@@ -16,7 +16,7 @@ from vardrop._core.files import read_tensors, write_tensors
 from vardrop.app.data import Part
 from vardrop.app.data.preprocessing import Task
 from vardrop.app.data.splits import fold_numbers
-from vardrop.app.runs.checkpoint import select_prefix
+from vardrop.app.runs.recorder import select_prefix
 from vardrop.app.runs.settings import FEW
 from vardrop.app.score_texts import judge_difference
 from vardrop.app.store import Record, reading

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core import files
-from vardrop._core.errors import NotFiniteError
+from vardrop._core.errors import NotFiniteError, VardropError
+from vardrop._core.sharding import is_sharded
 from vardrop.app import store
-from vardrop.app.runs import checkpoint
 from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.store import BEST, CHECKPOINT, HISTORY, PROGRESS, Record
 from vardrop.noisy import has_noise, kl, relevance
@@ -151,10 +151,10 @@ class Recorder(Callback):
         progress |= {"phase": self.phase, "first_epoch": self.first_epoch, "waited": self.waited}
         progress["best"] = self.best if math.isfinite(self.best) else None
         progress["best_beta"] = self.best_beta
-        everything = checkpoint.add_prefix("loop", tensors)
-        everything |= checkpoint.add_prefix("elbo", loop.elbo.state_dict())
-        optimizer = checkpoint.optimizer_tensors(loop.optimizer)
-        everything |= checkpoint.add_prefix("optimizer", optimizer)
+        everything = add_prefix("loop", tensors)
+        everything |= add_prefix("elbo", loop.elbo.state_dict())
+        optimizer = optimizer_tensors(loop.optimizer)
+        everything |= add_prefix("optimizer", optimizer)
         # One file holds everything, so that a crash cannot separate it. The JSON is a copy to read.
         files.write_tensors(self.directory / CHECKPOINT, everything, progress)
         files.write_json(self.directory / PROGRESS, files.with_checksum(progress))
@@ -165,11 +165,11 @@ class Recorder(Callback):
         """Set the loop, its model and its optimizer to the checkpoint."""
         path = self.directory / CHECKPOINT
         tensors, progress = read_checkpoint(self.directory)
-        checkpoint.load_module(loop.elbo, checkpoint.select_prefix("elbo", tensors), path)
+        load_module(loop.elbo, select_prefix("elbo", tensors), path)
         with store.reading_checkpoint(path):
-            optimizer = checkpoint.select_prefix("optimizer", tensors)
-            checkpoint.load_optimizer(loop.optimizer, optimizer)
-            loop.load_state(checkpoint.select_prefix("loop", tensors), progress)
+            optimizer = select_prefix("optimizer", tensors)
+            load_optimizer(loop.optimizer, optimizer)
+            loop.load_state(select_prefix("loop", tensors), progress)
             self.best_beta, self.waited = progress["best_beta"], progress["waited"]
         self.best = math.inf if progress["best"] is None else progress["best"]
         if loop.world.first:
@@ -217,3 +217,51 @@ def sparsity(net: nn.Module) -> dict[str, float]:
     """The fraction of weights or units that the rule of the method removes, by module name."""
     rules = relevance(net) if has_noise(net) else {}
     return {name: 1 - float(r.kept.double().mean()) for name, r in rules.items()}
+
+
+def select_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix.`, without it."""
+    start = f"{prefix}."
+    return {k.removeprefix(start): t for k, t in tensors.items() if k.startswith(start)}
+
+
+def add_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with `prefix.` before their names."""
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The tensors in the state of an optimizer."""
+    state = optimizer.state_dict()["state"]
+    entries = ((f"{i}.{name}", t) for i, parts in state.items() for name, t in parts.items())
+    return {name: entry for name, entry in entries if isinstance(entry, Tensor)}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Load the tensors of `optimizer_tensors`. The parameter groups are unchanged."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        number, name = key.split(".", 1)
+        index = int(number)
+        if not 0 <= index < len(parameters) or tensor.shape not in ((), parameters[index].shape):
+            raise ValueError("the state of an optimizer of other parameters")
+        like, stored = parameters[index], tensor
+        if stored.shape == like.shape and not is_sharded(like):
+            # A fused optimizer requires the memory layout of the parameter.
+            stored = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+        state.setdefault(index, {})[name] = stored
+    if len({tuple(sorted(parts)) for parts in state.values()}) > 1:
+        raise ValueError("the state of an optimizer of other parameters")
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def load_module(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Load the tensors of a module. If they do not fit, the error names the file."""
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as misfit:
+        first = " ".join(str(misfit).split())[:300]
+        text = f"Expected {path} to fit the model, but got: {first}. Pass the trained model."
+        raise VardropError(text) from misfit

@@ -22,10 +22,10 @@ from vardrop._core.rng import preserve_rng
 from vardrop.app.data import About, Dataset
 from vardrop.app.data.inputs import frame_of
 from vardrop.app.data.tables import read_table
-from vardrop.app.runs.checkpoint import add_prefix, load_module, select_prefix
 from vardrop.app.runs.config import Config
 from vardrop.app.runs.held_out import CHOICE, Choice
 from vardrop.app.runs.models import build_net
+from vardrop.app.runs.recorder import add_prefix, load_module, select_prefix
 from vardrop.app.store import BEST, Record, read_history, read_progress, read_sealed
 from vardrop.conversion import convert
 from vardrop.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -42,28 +41,6 @@ class RunCallback(Callback):
 
     def stop(self) -> None:
         """Is called when the training has ended, normally or with an error."""
-
-
-def _call_all(name: str) -> Callable[..., None]:
-    def call(self: CallbackList, *args: object) -> None:
-        for callback in self.callbacks:
-            getattr(callback, name)(*args)
-
-    return call
-
-
-class CallbackList(RunCallback):
-    """Passes every call on to several callbacks."""
-
-    describe, note, start, on_step, on_epoch_end, record, stop = map(
-        _call_all, ("describe", "note", "start", "on_step", "on_epoch_end", "record", "stop")
-    )
-
-    def __init__(self, callbacks: Sequence[RunCallback]) -> None:
-        self.callbacks = callbacks
-
-    def trial(self, label: str) -> RunCallback:
-        return CallbackList([callback.trial(label) for callback in self.callbacks])
 
 
 class JsonLines(RunCallback):
@@ -137,6 +114,10 @@ class ProgressBar(RunCallback):
 
     def stop(self) -> None:
         self._bar.stop()
+
+
+class TextBar(TextLines, ProgressBar):
+    """Prints the description of the data and notes, and shows a progress bar."""
 
 
 def on_terminal() -> bool:

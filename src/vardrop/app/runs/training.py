@@ -18,9 +18,8 @@ from vardrop._core.files import read_tensors, write_tensors
 from vardrop._core.processes import World
 from vardrop._core.rng import preserve_rng, seed_generators
 from vardrop.app.data import Part
-from vardrop.app.runs.checkpoint import load_module
 from vardrop.app.runs.config import Config
-from vardrop.app.runs.recorder import Recorder, Validate, read_checkpoint
+from vardrop.app.runs.recorder import Recorder, Validate, load_module, read_checkpoint
 from vardrop.app.runs.run import likelihood_for
 from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.runs.settings import Settings

@@ -25,9 +25,9 @@ from vardrop._core.processes import World
 from vardrop._core.rng import preserve_rng
 from vardrop.app.data import Dataset, Part
 from vardrop.app.runs import held_out
-from vardrop.app.runs.checkpoint import load_module
 from vardrop.app.runs.config import ABOUT_BEST, TRIALS, Config
 from vardrop.app.runs.held_out import Choice, HeldOutPrediction, HeldOutScores, Pairs, Scores
+from vardrop.app.runs.recorder import load_module
 from vardrop.app.runs.run import predict_tensor
 from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.runs.training import Training, time_step, train_net, train_stacked
