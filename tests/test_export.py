@@ -124,6 +124,7 @@ def test_inputs_of_a_graph_with_draws_have_names(tmp_path):
     vd.export_onnx(vd.freeze(net, 2), example, tmp_path / "net.onnx", noise="input")
     session = session_of(tmp_path / "net.onnx")
     assert [i.name for i in session.get_inputs()] == ["x", "context", "noise"]
+    assert [i.shape[0] for i in session.get_inputs()] == ["batch", "batch", 2]
     assert not [p for p in tmp_path.iterdir() if p.name != "net.onnx"]
 
 

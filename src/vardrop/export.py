@@ -248,6 +248,10 @@ def _convert(
         del node.metadata_props[:]  # lines of source code, most of the bytes of a small model
     # The optimizer leaves shapes of weights that it has transposed, which break quantisation.
     del model.graph.value_info[:]
+    ports = [port.type.tensor_type.shape.dim for port in (*model.graph.input, *model.graph.output)]
+    symbols = {sizes[0].dim_param for sizes in ports[:1] if sizes}  # a name such as s77
+    for size in (size for sizes in ports for size in sizes if size.dim_param in symbols - {""}):
+        size.dim_param = "batch"
     if outputs is not None and placeholders is not None:
         _rename_outputs(model.graph, dict(zip(placeholders, outputs, strict=True)))
     return model
