@@ -62,6 +62,7 @@ _TRIES = 5  # models that are timed to relate the latency to the MACs
 _MULTIPLES, _USED = (16, 8, 4, 2, 1), 0.9  # of units; the least fraction of the budget in use
 _LADDER, _MILD = (0.5, 0.25, 0.12, 0.06), (0.7, 0.85)  # fractions of the MACs that `max_drop` tries
 _BATCH_SIZE = 128
+_Measure = Callable[[Tensor], float]  # of a mask of gates
 
 
 def slim(
@@ -349,12 +350,7 @@ class _Slimming:
         return seconds["after"] / seconds["before"]
 
     def _narrow(
-        self,
-        gates: UnitGates,
-        kind: str,
-        limit: float,
-        multiples: Sequence[int],
-        measure: Callable[[Tensor], float],
+        self, gates: UnitGates, kind: str, limit: float, multiples: list[int], measure: _Measure
     ) -> Tensor:
         """A mask of evenly narrowed layers that meets a latency. Other budgets are only checked."""
         mask = gates.evenly(0, multiples[-1])
