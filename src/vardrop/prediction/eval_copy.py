@@ -135,17 +135,19 @@ class GaussianLayer(Noisy):
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the output; the mean is broadcastable to its shape."""
-        std = self.op(x * x, self.variance, self.bias_variance).sqrt_()
-        per_output = (-1, *(1,) * (self.variance.dim() - 2))
-        if self.weight is not None:
-            mean = self.op(x, self.weight, self.bias)
+        tensors = self._buffers  # attributes of a module are slow
+        weight, bias, variance = tensors["weight"], tensors["bias"], self.variance
+        std = self.op(x * x, variance, tensors["bias_variance"]).sqrt_()
+        per_output = (-1, *(1,) * (variance.dim() - 2))
+        if weight is not None:
+            mean = self.op(x, weight, bias)
         else:
-            mean = std.new_zeros(()) if self.bias is None else self.bias.view(per_output)
+            mean = std.new_zeros(()) if bias is None else bias.view(per_output)
         if self.outputs is not None:
-            mean = mean if self.weight is None else mean[:, : self.outputs]
+            mean = mean if weight is None else mean[:, : self.outputs]
             std = std[:, : self.outputs]
-        if self.sign is not None:
-            std = std.mul_(self.sign.view(per_output))
+        if (sign := tensors["sign"]) is not None:
+            std = std.mul_(sign.view(per_output))
         if self.channels_last and std.dim() == 4 and std.stride(1) != 1:
             # One input channel fits both layouts, and torch then takes the slower one.
             mean, std = (
@@ -200,6 +202,9 @@ def sample_gaussian(mean: Tensor, std: Tensor, draws: int = 1) -> Tensor:
             mean, std = mean.expand_as(std).repeat(times), std.repeat(times)
         return torch.addcmul(mean, std, standard_normal(std.shape, std))
     last = std.dim() == 4 and std.stride(1) == 1  # channels last, perhaps without padded channels
+    if draws == 1 and not last:
+        noise = standard_normal(std.shape, std)
+        return torch.addcmul(mean, std, noise, out=noise)
     if last:
         mean, std = (t.permute(0, 2, 3, 1) if t.dim() == 4 else t.view(-1) for t in (mean, std))
     noise = standard_normal((draws * std.shape[0], *std.shape[1:]), std)
