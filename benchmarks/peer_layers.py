@@ -24,14 +24,19 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Model:
-    """A noisy net: a call with noise, the KL of the latest call, and what is learned."""
+    """A noisy net: a call with noise, the KL of the latest call, and what is learned.
+
+    `loss` is the objective of a library that has one.
+    """
 
     net: nn.Module
     forward: Callable[[Tensor], Tensor]
     kl: Callable[[], Tensor]
     parameters: Callable[[], Iterable[Tensor]]
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
+NUM_DATA = 60_000
 Build = Callable[[nn.Module, Tensor], Model]
 Make = Callable[[Any], nn.Module]
 
@@ -49,12 +54,16 @@ def _model(net: nn.Module, kl: Callable[[], Tensor]) -> Model:
     return Model(net, net, kl, net.parameters)
 
 
-def _vardrop(estimator: str) -> Build:
+def _vardrop(estimator: str, prior: str = "LogUniform", **arguments: float) -> Build:
     def build(net: nn.Module, x: Tensor) -> Model:
         vd = import_module("vardrop")
-        recipe = vd.Recipe(vd.AdditiveGaussian(), vd.LogUniform(), getattr(vd, estimator))
+        prior_value = getattr(vd, prior)(**arguments)
+        recipe = vd.Recipe(vd.AdditiveGaussian(), prior_value, getattr(vd, estimator))
         noisy = vd.convert(copy.deepcopy(net).train(), recipe)
-        return _model(noisy, lambda: vd.kl(noisy))
+        elbo = vd.ELBO(noisy, vd.Categorical(), NUM_DATA)
+        return Model(
+            noisy, noisy, lambda: vd.kl(noisy), noisy.parameters, lambda x, y: elbo(x, y).loss
+        )
 
     return build
 
@@ -197,10 +206,8 @@ def tyxe(net: nn.Module, x: Tensor) -> Model:
     return Model(noisy, forward, lambda: noisy.cached_kl_loss, lambda: parameters)
 
 
-OURS: dict[str, Build] = {
-    "vardrop, LRT": _vardrop("local_reparameterization"),
-    "vardrop, weight draws": _vardrop("weight_sample"),
-}
+LRT, DRAWS = "vardrop, LRT", "vardrop, weight draws"
+OURS = (LRT, DRAWS)
 # By environment: the name of a way to use the library, and how to build it.
 BUILDS: dict[str, dict[str, Build]] = {
     "torchbnn": {"torchbnn": torchbnn},
@@ -218,10 +225,24 @@ LOCAL = ("cplxmodule", "pytorch-ard", "tyxe")  # with local reparameterisation
 FASTEST = ("torchbnn", "bayesian-torch", "cplxmodule")  # each ahead of the others somewhere
 
 
+# By environment: our noise and KL of the same kind. The prior of the sampled KLs is a mixture.
+_BESIDE: dict[str, dict[str, Build]] = {
+    "torchbnn": {DRAWS: _vardrop("weight_sample", "Normal", std=0.1)},
+    "bayesian-torch": {DRAWS: _vardrop("weight_sample", "Normal")},
+    "blitz": {DRAWS: _vardrop("weight_sample")},
+    "torch-uncertainty": {DRAWS: _vardrop("weight_sample")},
+    "cplxmodule": {
+        LRT: _vardrop("local_reparameterization"),
+        f"{LRT} ARD": _vardrop("local_reparameterization", "ARD"),
+    },
+    "pytorch-ard": {LRT: _vardrop("local_reparameterization")},
+    "tyxe": {LRT: _vardrop("local_reparameterization", "Normal")},
+}
+
+
 def beside(peer: str) -> dict[str, Build]:
-    """The ways to use a library, and ours with noise of the same kind."""
-    ours = "vardrop, LRT" if peer in LOCAL else "vardrop, weight draws"
-    return {ours: OURS[ours], **BUILDS[peer]}
+    """The ways to use a library, and ours with noise and KL of the same kind."""
+    return {**_BESIDE[peer], **BUILDS[peer]}
 
 
 def of_peer(candidate: str) -> bool:

@@ -28,17 +28,18 @@ from measuring import (
     train_step,
     working,
 )
-from peer_layers import BUILDS, FASTEST, Build, Model, beside
+from peer_layers import BUILDS, FASTEST, NUM_DATA, Build, Model, beside
 from torch import Tensor
 
 from nets import PREDICT, TRAIN, Case
 
 DRAWS = 32
-NUM_DATA = 60_000
 
 
 def _noisy_step(model: Model, x: Tensor, y: Tensor) -> Run:
     def loss() -> Tensor:
+        if model.loss is not None:
+            return model.loss(x, y)
         fit = torch.nn.functional.cross_entropy(model.forward(x), y)
         return fit + model.kl() / NUM_DATA
 

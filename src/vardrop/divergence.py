@@ -17,6 +17,7 @@ from torch import Tensor
 from vardrop import functional as F
 from vardrop._core.checks import check_type, describe_value
 from vardrop._core.errors import UnregisteredKLError, VardropError, report_arguments
+from vardrop.functional.fast.additive import ARD_KL, NormalKL, additive_weights
 from vardrop.posteriors import (
     AdditiveGaussian,
     Axes,
@@ -33,8 +34,9 @@ P = TypeVar("P", bound=Prior)
 # (q, p, weight, axes, noise tensors of q, tensors of p) -> 0-dim tensor
 Formula = Callable[[Q, P, Tensor, Axes, Tensors, Tensors], Tensor]
 Reason = Callable[[Q, P], str | None]  # why this pair of values has no KL, or None
-# (q, p, weight, noise tensors of q) -> what the draws and the KL of a training step share, or None
-Shared = Callable[[Q, P, Tensor, Tensors], F.AdditiveWeights | None]
+# (q, p, weight, noise tensors of q, tensors of p) -> what the draws and the KL of a training step
+# share, or None
+Shared = Callable[[Q, P, Tensor, Tensors, Tensors], F.AdditiveWeights | None]
 
 
 class _Pair(NamedTuple, Generic[Q, P]):
@@ -157,11 +159,13 @@ def kl_divergence(
 
 
 def shared_in_step(
-    q: Posterior, p: Prior, weight: Tensor, q_tensors: Tensors
+    q: Posterior, p: Prior, weight: Tensor, q_tensors: Tensors, p_tensors: Tensors
 ) -> F.AdditiveWeights | None:
     """What draws and KL of the current training step have in common, or None."""
     pair = _PAIRS.get((type(q), type(p)))
-    return None if pair is None or pair.shared is None else pair.shared(q, p, weight, q_tensors)
+    if pair is None or pair.shared is None:
+        return None
+    return pair.shared(q, p, weight, q_tensors, p_tensors)
 
 
 def log_uniform_from_log_alpha(prior: LogUniform, log_alpha: Tensor) -> Tensor:
@@ -200,7 +204,7 @@ def _additive_gradient(
     LogUniform,
     _cubic_needs_a_bound,
     gradient=_additive_gradient,
-    shared=lambda q, p, weight, qt: (
+    shared=lambda q, p, weight, qt, pt: (
         F.shared_weights(weight, qt["log_sigma2"]) if p.form == "exact" else None
     ),
 )
@@ -221,7 +225,11 @@ def _(
     return log_uniform_from_log_alpha(p, log_alpha).sum() * per_alpha
 
 
-@register_kl(AdditiveGaussian, ARD)
+@register_kl(
+    AdditiveGaussian,
+    ARD,
+    shared=lambda q, p, weight, qt, pt: F.shared_weights(weight, qt["log_sigma2"], ARD_KL),
+)
 def _(q: AdditiveGaussian, p: ARD, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
     return F.ard_kl_additive(weight, qt["log_sigma2"])
 
@@ -253,13 +261,26 @@ def _mean(q: Posterior, weight: Tensor) -> Tensor:
     return torch.zeros_like(weight) if q.zero_mean else weight
 
 
-@register_kl(AdditiveGaussian, Normal)
+def _blocked_normal(p: Normal, weight: Tensor, pt: Tensors) -> NormalKL:
+    return NormalKL(p.location(weight, pt), p.scale(weight, pt))
+
+
+@register_kl(
+    AdditiveGaussian,
+    Normal,
+    shared=lambda q, p, weight, qt, pt: F.shared_weights(
+        weight, qt["log_sigma2"], _blocked_normal(p, weight, pt)
+    ),
+)
 def _(
     q: AdditiveGaussian, p: Normal, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
 ) -> Tensor:
+    log_sigma2, divergence = qt["log_sigma2"], _blocked_normal(p, weight, pt)
+    if (weights := additive_weights(weight, log_sigma2, divergence)) is not None:
+        return weights.kl()
     # `normal_kl` with the sums taken term by term: fewer passes over the weights.
-    log_sigma2, scale = qt["log_sigma2"], p.scale(weight, pt)
-    squares = log_sigma2.exp().sum() + (weight - p.location(weight, pt)).square().sum()
+    scale = divergence.scale
+    squares = log_sigma2.exp().sum() + (weight - divergence.location).square().sum()
     constant = weight.numel() * (scale.log() - 0.5)
     return (0.5 * (squares / scale.square() - log_sigma2.sum()) + constant).sum()
 

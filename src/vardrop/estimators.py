@@ -26,6 +26,7 @@ from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
 from vardrop.divergence import check_kl
 from vardrop.functional import gaussian_output, keep_layout, normal_like, random_signs
+from vardrop.functional.noise import in_autocast, local_output
 from vardrop.noisy import NoisyTensor
 from vardrop.posteriors import Posterior
 from vardrop.priors import Prior
@@ -63,8 +64,7 @@ class AffineMap:
         """The dtype of products of this map: the dtype of autocast, or else of the weight."""
         mean = self.weight.mean
         kind = mean.device.type
-        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        return torch.get_autocast_dtype(kind) if autocast else mean.dtype
+        return torch.get_autocast_dtype(kind) if in_autocast(kind) else mean.dtype
 
     def moments(
         self,
@@ -114,7 +114,7 @@ class AffineMap:
         Returns:
             The output, or None.
         """
-        bias = self.bias.mean if isinstance(self.bias, NoisyTensor) else self.bias
+        bias = self.mean_bias
         if not self.weight.posterior.zero_mean:
             return self.op(*inputs, self.weight.mean, bias)
         return None if bias is None else bias.view(-1, *(1,) * self.trailing)
@@ -273,7 +273,12 @@ class LocalReparameterization(Estimator):
     ) -> Tensor:
         if not isinstance(noise, Tensor | None):
             raise _wrong_noise("a tensor in the shape of the output", noise)
-        mean, variance = affine.moments(inputs, affine.variances(self.floor))
+        variances = affine.variances(self.floor)
+        if len(inputs) == 1 and not affine.weight.posterior.zero_mean:
+            weights = affine.weight.mean, affine.mean_bias
+            if (y := local_output(affine.op, inputs[0], weights, variances, noise)) is not None:
+                return y
+        mean, variance = affine.moments(inputs, variances)
         noise = normal_like(variance) if noise is None else noise.to(variance.dtype)
         if mean is None:
             return (variance.sqrt() * noise).to(affine.precision)

@@ -168,7 +168,7 @@ class NoisyTensor:
         if is_sharded(self.mean):
             part = self._local(self.mean).kl(value)
             return part if part is None or not value else sum_over_shards(part, self.mean)
-        shared = shared_in_step(self.posterior, self.prior, self.mean, self.noise)
+        shared = shared_in_step(self.posterior, self.prior, self.mean, self.noise, self.hyper)
         if shared is not None:
             return shared.kl(value)
         tensors = self.mean, self.axes, self.noise, self.hyper
@@ -195,7 +195,7 @@ class NoisyTensor:
         """
         mean, variance = self.mean, self.cached_variance
         if self.prior is not None:
-            shared = shared_in_step(self.posterior, self.prior, mean, self.noise)
+            shared = shared_in_step(self.posterior, self.prior, mean, self.noise, self.hyper)
             if shared is not None:
                 mean, variance = shared.mean, shared.variance
         if training:

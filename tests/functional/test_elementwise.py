@@ -14,6 +14,7 @@ from torch.nn import functional
 import vardrop as vd
 from tests.replay import replay
 from vardrop import functional as F
+from vardrop.functional import noise
 from vardrop.functional.fast import additive, switch
 from vardrop.functional.fast.table import FAST_PATHS
 
@@ -100,7 +101,7 @@ WEIGHTS = [torch.randn(40, 30), torch.randn(40, 30) - 3]
 OUTPUTS = [torch.randn(6, 5), torch.rand(6, 5) + 0.1, torch.randn(6, 5)]
 ARGUMENTS = {
     "weights shared by the draws and the KL of a step": WEIGHTS, "blocked KL": WEIGHTS,
-    "gradient of the KL in a compiled graph": WEIGHTS, "Gaussian output": OUTPUTS,
+    "gradient of the KL in a compiled graph": WEIGHTS,
 }  # fmt: skip
 
 
@@ -128,8 +129,9 @@ def test_reference_switches_all_of_them_off():
         assert not switch.enabled
         assert additive.additive_weights(*WEIGHTS) is None
         assert not F.fast.normal_table.can_look_up(WEIGHTS[0])
-        mean, variance, noise = (t.clone().requires_grad_() for t in OUTPUTS)
-        assert "Addcmul" in F.gaussian_output(mean, variance, noise).grad_fn.name()
+        x, weight = torch.randn(2, 30), WEIGHTS[0].clone().requires_grad_()
+        variances = WEIGHTS[1].exp(), torch.ones(40)
+        assert noise.local_output(noise.linear, x, (weight, None), variances) is None
     assert switch.enabled
 
 
@@ -138,6 +140,45 @@ def test_derivatives_of_the_gaussian_output():
     wave = lambda *a: F.gaussian_output(*a).sin()
     assert gradcheck(wave, arguments)
     assert gradgradcheck(wave, arguments)
+
+
+PRODUCTS = {
+    "dense": (noise.linear, (5, 4), (3, 4)),
+    "tokens": (noise.linear, (2, 3, 4), (3, 4)),
+    "convolution": (noise.Convolution((2, 1), (1, 0), (1, 1), 2), (2, 4, 5, 4), (6, 2, 3, 2)),
+    "one axis": (noise.Convolution((1,), (2,), (2,), 1), (2, 2, 6), (3, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_local_output_and_its_derivatives(name, bias):
+    op, shape, weight = PRODUCTS[name]
+    numbers = lambda *shape: torch.randn(*shape, dtype=torch.float64)
+    x, mean = numbers(*shape).requires_grad_(), numbers(*weight).requires_grad_()
+    variance = numbers(*weight).exp().requires_grad_()
+    shift, spread = numbers(weight[0]).requires_grad_(), numbers(weight[0]).exp().requires_grad_()
+    draw = torch.randn_like(op(x, mean, None))
+
+    def fast(x, mean, variance, shift, spread):
+        weights = mean, shift if bias else None
+        return noise.local_output(op, x, weights, (variance, spread), draw)
+
+    def plain(x, mean, variance, shift, spread):
+        y = op(x, mean, shift if bias else None)
+        return y + op(x * x, variance, spread).sqrt() * draw
+
+    tensors = x, mean, variance, shift, spread
+    torch.testing.assert_close(fast(*tensors), plain(*tensors))
+    assert gradcheck(fast, tensors)
+    assert gradgradcheck(fast, tensors)
+    before = draw.clone()
+    fast(*tensors).sin().sum().backward()
+    torch.testing.assert_close(draw, before, rtol=0, atol=0)
+    found = [t.grad for t in tensors if t.grad is not None]
+    learned = [t for t in tensors if t.grad is not None]
+    wanted = torch.autograd.grad(plain(*tensors).sin().sum(), learned)
+    torch.testing.assert_close(found, list(wanted))
 
 
 _IN_PLACE = [vd.sparse_vd(), vd.l0(), vd.bayes_by_backprop(estimator=vd.weight_sample)]

@@ -13,6 +13,8 @@ import vardrop as vd
 from tests.nets import Parts
 from tests.refusals import assert_refused
 from tests.replay import replay
+from vardrop.divergence import kl_divergence
+from vardrop.posteriors import Axes
 
 DRAWS = vd.Recipe(vd.AdditiveGaussian(-3.0), vd.LogUniform(), vd.weight_sample)
 RECIPES = {
@@ -21,6 +23,7 @@ RECIPES = {
     "normal": vd.bayes_by_backprop(log_sigma2=-3.0), "ard": vd.ard(log_sigma2=-3.0),
     "sigmoid": vd.sparse_vd(log_sigma2=-3.0, form="sigmoid"),
     "clipped": vd.sparse_vd(log_sigma2=-3.0, train_clip=3.0),
+    "learned": vd.bayes_by_backprop(vd.Normal(learned=True), log_sigma2=-3.0),
 }  # fmt: skip
 
 
@@ -115,6 +118,30 @@ def test_kl_alone_against_float64(value, transposed):
     for a, b in zip(*slopes, strict=True):
         nonzero = b.abs() > 1e-30
         assert float((a.double() / b - 1).abs()[nonzero].max()) <= 2e-5
+
+
+PRIORS = {
+    "ard": vd.ARD(), "normal": vd.Normal(mean=0.5, std=0.3),
+    "learned": vd.Normal(std=0.3, learned=True), "pretrained": vd.Normal("pretrained", std=0.3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("name", PRIORS)
+def test_kl_to_normal_priors_in_blocks_against_float64(name, transposed):
+    q, p, axes = vd.AdditiveGaussian(), PRIORS[name], Axes(input=(1,), output=(0,))
+    found = []
+    weight, log_sigma2 = torch.randn(300, 301), 2 * torch.randn(300, 301) - 3
+    hyper = p.initial(torch.randn(300, 301))
+    if transposed:
+        weight = weight.T.contiguous().T
+    for dtype in (torch.float32, torch.float64):
+        w, s, *rest = (t.to(dtype).requires_grad_() for t in (weight, log_sigma2, *hyper.values()))
+        value = kl_divergence(q, p, w, axes, {"log_sigma2": s}, dict(zip(hyper, rest, strict=True)))
+        learned = [w, s, *(rest if p.learned else [])]
+        found.append([value, *torch.autograd.grad(3 * value, learned)])
+    for mine, exact in zip(*found, strict=True):
+        assert float(((mine - exact).norm() / exact.norm()).detach()) <= 1e-5
 
 
 def stopped(body, x):

@@ -26,11 +26,7 @@ from torch import Tensor
 from vardrop._core.torch_private import FunctionContext, in_forward_mode, in_transform
 from vardrop.functional.elementwise import log_square, to_float32_or_wider
 from vardrop.functional.fast import switch
-from vardrop.functional.fast.additive import (
-    additive_weights,
-    can_block,
-    compiled_kl,
-)
+from vardrop.functional.fast.additive import ARD_KL, additive_weights, compiled_kl
 
 _ASYMPTOTE = 0.5 * (0.5772156649015329 + math.log(2.0))  # KL -> -1/2 log alpha + this
 _SIGMOID = (0.63576, 1.87320, 1.48695)
@@ -234,9 +230,8 @@ def ard_kl_additive(weight: Tensor, log_sigma2: Tensor) -> Tensor:
     Kharitonov, Molchanov & Vetrov 2018, "Variational dropout via empirical Bayes", eq. 12.
     """
     weight, log_sigma2 = to_float32_or_wider(weight), to_float32_or_wider(log_sigma2)
-    # Time of the last line over the time of this one: 1.9 for a million weights.
-    if can_block(weight, log_sigma2) and log_sigma2.amin() > -40 and weight.abs().amax() < 1e10:
-        return 0.5 * torch.log1p(weight.square() * torch.exp(-log_sigma2)).sum()
+    if (weights := additive_weights(weight, log_sigma2, ARD_KL)) is not None:
+        return weights.kl()
     ratio, log_beyond, _ = _ratio_parts(weight, log_sigma2)
     return 0.5 * (torch.log1p(ratio) + log_beyond).sum()
 

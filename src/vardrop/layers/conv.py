@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vardrop.estimators import ExplicitNoise
+from vardrop.functional.noise import Convolution
 from vardrop.layers.base import Variational
 from vardrop.posteriors import Axes
 
@@ -21,16 +22,24 @@ class _Conv(Variational):
     axes: ClassVar[Axes] = Axes(input=(1,), output=(0,))
     sizes: ClassVar[tuple[str, str]] = ("in_channels", "out_channels")
 
-    def _op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._conv_forward(x, weight, bias)  # type: ignore[operator]
+    @property
+    def _convolve(self) -> Callable[..., Tensor]:
+        if self.padding_mode != "zeros" or isinstance(self.padding, str):
+            return self._conv_forward  # type: ignore[return-value]
+        return Convolution(
+            self.stride,  # type: ignore[arg-type]
+            self.padding,  # type: ignore[arg-type]
+            self.dilation,  # type: ignore[arg-type]
+            self.groups,  # type: ignore[arg-type]
+        )
 
     @property
     def op(self) -> Callable[..., Tensor] | None:
-        return self._op
+        return self._convolve
 
     def forward(self, input: Tensor, noise: ExplicitNoise | None = None) -> Tensor:
         """Return a draw while sampling or for given noise, else the output of the torch layer."""
-        return self.product_with_gate(self._op, input, noise)
+        return self.product_with_gate(self._convolve, input, noise)
 
 
 class _ConvTranspose(_Conv):

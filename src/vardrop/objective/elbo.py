@@ -233,11 +233,8 @@ class ELBO(nn.Module):
     ) -> tuple[Tensor, Tensor, HeadParts | None]:
         """The loss without the KL, the NLL and the parts of a head, for one draw."""
         traced = torch.compiler.is_compiling() or in_transform()
-        x = plain_batch(x)
-        if (
-            self.batched and isinstance(x, Mapping) and not traced
-        ):  # a check of values would break the graph
-            check_named(x)
+        if self.batched and isinstance(x, Mapping) and not traced:  # a check would break the graph
+            check_named(plain_batch(x))
         if head is not None:
             parts = self._head_parts(x, y, weight, head)
             return parts.loss, parts.nll, parts
@@ -276,7 +273,7 @@ class ELBO(nn.Module):
                 f"(targets of shape {tuple(y.shape)}), whose classes are last, but got "
                 f"{self.likelihood!r}."
             )
-        return head.loss_in(self.net, clone_batch(x), y)
+        return head.loss_in(self.net, clone_batch(plain_batch(x)), y)
 
     @torch.no_grad()
     def _check_first_batch(self, output: Any, y: Any) -> None:

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import functools
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,20 +39,6 @@ from vardrop.functional.fast import switch
 _BLOCK = 1 << 16  # numbers that stay in the cache
 _PLAIN = (Tensor, nn.Parameter)
 _LIMIT = 80.0  # of |log sigma^2|, beyond which quotients leave single precision
-
-
-def can_block(*tensors: Tensor) -> bool:
-    """Whether tensors can be processed in blocks: plain float32 tensors on a CPU, without tracing.
-
-    A trace needs one expression, transforms cannot write into scratch memory, float64 needs more
-    precision, and values written into a view of a tensor subclass (a sharded one) may be lost.
-    """
-    if torch.compiler.is_compiling() or in_transform() or not switch.enabled:
-        return False
-    for x in tensors:  # a generator expression would be slower
-        if type(x) not in _PLAIN or x.dtype != torch.float32 or not x.is_cpu:
-            return False
-    return not in_forward_mode()
 
 
 def keep_layout(x: Tensor, like: Tensor) -> Tensor:
@@ -135,7 +122,7 @@ def _constant(c: float) -> Tensor:
 
 
 def _polynomial(coefficients: tuple[float, ...], s: Tensor, out: Tensor) -> Tensor:
-    torch.add(s, coefficients[-1], out=out)
+    torch.add(s, _constant(coefficients[-1]), out=out)  # a number would be converted each time
     for c in coefficients[-2::-1]:
         torch.addcmul(_constant(c), out, s, out=out)
     return out
@@ -146,34 +133,180 @@ def _variance(log_sigma2: Tensor) -> Tensor:
     return log_sigma2.clamp(-80.0, 80.0).exp()
 
 
-def _kl_from_logs(weight: Tensor, variance: Tensor, log_variance: Tensor) -> Tensor:
-    """The KL of each weight, from the logarithm of theta^2 / sigma^2, which itself may overflow."""
-    s = variance / (variance + weight * weight * (1 / 7))
-    log_ratio = _divide(_r(), s).log() + log_square(weight) - log_variance
-    return 0.5 * functional.softplus(log_ratio)
+class BlockedKL(ABC):
+    """The KL of N(weight, variance) to a prior, summed, and its gradient, in blocks.
 
-
-def _add_kl_gradients(
-    weight: Tensor, variance: Tensor, scale: float, to_weight: Tensor, to_variance: Tensor
-) -> None:
-    """Add scale dKL/dweight to `to_weight`, and make `to_variance` the gradient of log sigma^2.
-
-    Both are changed in place and have the memory layout of `weight`.
+    `hyper` holds the tensors of the prior that may be learned.
     """
-    scratch = weight.new_empty(3, min(_BLOCK, weight.numel()))
-    scale *= _S.factor
-    for w, v, grad_w, grad_s in _blocks(weight, variance, to_weight, to_variance):
-        slope, s, below = scratch[:, : len(w)]
+
+    hyper: tuple[Tensor, ...] = ()
+
+    @abstractmethod
+    def value(self, weight: Tensor, variance: Tensor, log_sigma2: Tensor) -> Tensor:
+        """The KL, without a gradient."""
+
+    @abstractmethod
+    def add_gradients(
+        self, weight: Tensor, variance: Tensor, scale: float, to_weight: Tensor, to_variance: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Add scale dKL/dweight to `to_weight`, and make `to_variance` that of log sigma^2.
+
+        Both are changed in place. Without axes they are zeros, which get the shape of the weight.
+        Returns the gradients of `hyper`.
+        """
+
+    @abstractmethod
+    def gradients(
+        self, weight: Tensor, variance: Tensor, scale: Tensor, *hyper: Tensor
+    ) -> tuple[Tensor, ...]:
+        """The gradients of weight, log sigma^2 and `hyper`, as expressions for autograd."""
+
+
+class _RatioKL(BlockedKL):
+    """KL = 1/2 log1p(ratio). The ratio depends on theta^2 / sigma^2 alone.
+
+    So dKL/dlog sigma^2 = -theta/2 dKL/dtheta.
+    """
+
+    factor = 1.0  # of the slopes in a block
+
+    @abstractmethod
+    def ratio(self, w: Tensor, v: Tensor, scratch: Tensor) -> Tensor:
+        """The ratios of a block, in scratch memory of three blocks."""
+
+    @abstractmethod
+    def slope(self, w: Tensor, v: Tensor, scratch: Tensor) -> Tensor:
+        """dKL/dtheta / factor of a block, in scratch memory of three blocks."""
+
+    @abstractmethod
+    def value_of_logs(self, weight: Tensor, log_sigma2: Tensor) -> Tensor:
+        """The KL from logarithms, for ratios that overflow."""
+
+    def value(self, weight: Tensor, variance: Tensor, log_sigma2: Tensor) -> Tensor:
+        total = weight.new_zeros(())
+        scratch = weight.new_empty(3, min(_BLOCK, weight.numel()))
+        for w, v in _blocks(weight, variance):
+            ratio = self.ratio(w, v, scratch[:, : len(w)])
+            if len(w) % 2 == 0:
+                # log1p is expensive: log1p(a) + log1p(b) = log1p(a + b + a b), as precise.
+                a, b = ratio.chunk(2)
+                ratio = torch.addcmul(a, b, torch.add(a, 1, out=scratch[1, : len(a)]), out=a)
+            total += ratio.log1p_().sum()
+        # The product of two ratios leaves float32 if both are beyond 1e19, and one beyond 1e38.
+        return 0.5 * total if total.isfinite() else self.value_of_logs(weight, log_sigma2)
+
+    def add_gradients(
+        self, weight: Tensor, variance: Tensor, scale: float, to_weight: Tensor, to_variance: Tensor
+    ) -> tuple[Tensor, ...]:
+        scratch = weight.new_empty(3, min(_BLOCK, weight.numel()))
+        scale *= self.factor
+        for w, v, grad_w, grad_s in _blocks(weight, variance, to_weight, to_variance):
+            slope = self.slope(w, v, scratch[:, : len(w)])
+            grad_w.add_(slope, alpha=scale)
+            grad_s.mul_(v).addcmul_(slope, w, value=-0.5 * scale)
+        return ()
+
+
+class _LogUniformKL(_RatioKL):
+    factor = _S.factor
+
+    def ratio(self, w: Tensor, v: Tensor, scratch: Tensor) -> Tensor:
+        ratio, s, below = scratch
+        torch.addcmul(v, w, w, value=1 / 7, out=below)
+        torch.div(v, below, out=s)
+        _polynomial(_R.denominator, s, below).mul_(v)
+        _polynomial(_R.numerator, s, ratio).mul_(w).mul_(w)
+        return torch.addcdiv(_constant(0.0), ratio, below, value=_R.factor, out=ratio)
+
+    def slope(self, w: Tensor, v: Tensor, scratch: Tensor) -> Tensor:
+        slope, s, below = scratch
         torch.addcmul(v, w, w, value=1 / 7, out=slope)
         torch.div(v, slope, out=s)
         _polynomial(_S.denominator, s, below).mul_(slope)
-        _polynomial(_S.numerator, s, slope).div_(below).mul_(w)
-        grad_w.add_(slope, alpha=scale)
-        grad_s.mul_(v).addcmul_(slope, w, value=-0.5 * scale)
+        return _polynomial(_S.numerator, s, slope).div_(below).mul_(w)
+
+    def value_of_logs(self, weight: Tensor, log_sigma2: Tensor) -> Tensor:
+        return _kl_from_logs(weight, log_sigma2.exp(), log_sigma2).sum()
+
+    def gradients(
+        self, weight: Tensor, variance: Tensor, scale: Tensor, *hyper: Tensor
+    ) -> tuple[Tensor, ...]:
+        return _kl_gradients(weight, variance, scale)
+
+
+class _ARDKL(_RatioKL):
+    def ratio(self, w: Tensor, v: Tensor, scratch: Tensor) -> Tensor:
+        return torch.mul(w, w, out=scratch[0]).div_(v)
+
+    def slope(self, w: Tensor, v: Tensor, scratch: Tensor) -> Tensor:
+        return torch.addcdiv(w, v, w, out=scratch[0]).reciprocal_()  # w^2 might overflow
+
+    def value_of_logs(self, weight: Tensor, log_sigma2: Tensor) -> Tensor:
+        return 0.5 * functional.softplus(log_square(weight) - log_sigma2).sum()
+
+    def gradients(
+        self, weight: Tensor, variance: Tensor, scale: Tensor, *hyper: Tensor
+    ) -> tuple[Tensor, ...]:
+        slope = scale * weight / (variance + weight * weight)
+        return slope, -0.5 * slope * weight
+
+
+LOG_UNIFORM_KL, ARD_KL = _LogUniformKL(), _ARDKL()
+
+
+class NormalKL(BlockedKL):
+    """The KL to N(location, scale^2).
+
+        1/2 sum (sigma^2 + (theta - location)^2) / scale^2 - log sigma^2 - 1 + 2 log scale
+
+    Args:
+        location: in the shape of the weight, or with one number.
+        scale: with one number.
+    """
+
+    def __init__(self, location: Tensor, scale: Tensor) -> None:
+        self.location = location.view(1) if location.numel() == 1 else location
+        self.scale, self.hyper = scale, (scale,)
+
+    def _shifts(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Blocks of tensors, each preceded by the distances of the first from the location."""
+        located = self.location.numel() > 1
+        for block in _blocks(*tensors, *([self.location] if located else [])):
+            yield block[0] - (block[-1] if located else self.location), *block[: len(tensors)]
+
+    def value(self, weight: Tensor, variance: Tensor, log_sigma2: Tensor) -> Tensor:
+        scale = self.scale.detach()
+        squares, logs = torch.zeros_like(scale), torch.zeros_like(scale)
+        for shift, _, v, log_v in self._shifts(weight, variance, log_sigma2):
+            squares, logs = squares + v.sum() + torch.dot(shift, shift), logs + log_v.sum()
+        constant = weight.numel() * (scale.log() - 0.5)
+        return (0.5 * (squares / scale.square() - logs) + constant).sum()
+
+    def add_gradients(
+        self, weight: Tensor, variance: Tensor, scale: float, to_weight: Tensor, to_variance: Tensor
+    ) -> tuple[Tensor, ...]:
+        std, squares = self.scale, 0.0
+        by_square = scale / float(std) ** 2
+        blocks = self._shifts(weight, variance, to_weight, to_variance)
+        for shift, _, v, grad_w, grad_s in blocks:
+            grad_w.add_(shift, alpha=by_square)
+            grad_s.add_(0.5 * by_square).mul_(v).sub_(0.5 * scale)
+            if std.requires_grad:
+                squares = squares + float(v.sum() + torch.dot(shift, shift))
+        to_std = (scale * weight.numel() - by_square * squares) / float(std)
+        return (torch.full_like(std, to_std),)
+
+    def gradients(
+        self, weight: Tensor, variance: Tensor, scale: Tensor, *hyper: Tensor
+    ) -> tuple[Tensor, ...]:
+        (std,) = hyper
+        shift, by_square = weight - self.location, scale / std.square()
+        to_std = (scale - by_square * (variance + shift * shift)).sum() / std
+        return by_square * shift, 0.5 * (by_square * variance - scale), to_std
 
 
 def _kl_gradients(weight: Tensor, variance: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """scale times dKL/dweight and dKL/dlog sigma^2, as expressions for a compiler or autograd."""
+    """scale times dKL/dweight and dKL/dlog sigma^2 of the log-uniform prior, as expressions."""
     below = variance + weight * weight * (1 / 7)
     slope = _divide(_s(), variance / below) * (weight * scale) / below
     return slope, -0.5 * slope * weight
@@ -195,7 +328,7 @@ class _CompiledKL(torch.autograd.Function):
         ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
-    def backward(ctx: FunctionContext, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: FunctionContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, log_sigma2 = ctx.saved_tensors
         return *_kl_gradients(weight, _variance(log_sigma2), grad), None
 
@@ -203,6 +336,13 @@ class _CompiledKL(torch.autograd.Function):
 def compiled_kl(weight: Tensor, log_sigma2: Tensor, value: bool = True) -> Tensor:
     """The KL of float32 weights, summed, without blocks. With `value=False` it is zero."""
     return _CompiledKL.apply(weight, log_sigma2, value)
+
+
+def _kl_from_logs(weight: Tensor, variance: Tensor, log_variance: Tensor) -> Tensor:
+    """The KL of each weight, from the logarithm of theta^2 / sigma^2, which itself may overflow."""
+    s = variance / (variance + weight * weight * (1 / 7))
+    log_ratio = _divide(_r(), s).log() + log_square(weight) - log_variance
+    return 0.5 * functional.softplus(log_ratio)
 
 
 class AdditiveWeights(NamedTuple):
@@ -214,14 +354,18 @@ class AdditiveWeights(NamedTuple):
         mean: of the weights.
         variance: of the weights.
         kl_gradient: a zero with the gradient of the KL.
+        log_sigma2: the logarithm of the variance, without a gradient.
+        divergence: the KL to the prior.
     """
 
     mean: Tensor
     variance: Tensor
     kl_gradient: Tensor
+    log_sigma2: Tensor
+    divergence: BlockedKL
 
     def kl(self, value: bool = True) -> Tensor:
-        """The exact KL to the log-uniform prior, summed.
+        """The KL to the prior, summed.
 
         Args:
             value: with False the result is zero, and only its gradient is exact.
@@ -231,24 +375,12 @@ class AdditiveWeights(NamedTuple):
         """
         if not value:
             return self.kl_gradient
-        weight, variance = self.mean.detach(), self.variance.detach()
-        total = weight.new_zeros(())
-        scratch = weight.new_empty(3, min(_BLOCK, weight.numel()))
-        for w, v in _blocks(weight, variance):
-            ratio, s, below = scratch[:, : len(w)]
-            torch.addcmul(v, w, w, value=1 / 7, out=below)
-            torch.div(v, below, out=s)
-            _polynomial(_R.denominator, s, below).mul_(v)
-            _polynomial(_R.numerator, s, ratio).mul_(w).mul_(w).div_(below).mul_(_R.factor)
-            if len(w) % 2 == 0:
-                # log1p is expensive: log1p(a) + log1p(b) = log1p(a + b + a b), as precise.
-                a, b = ratio.chunk(2)
-                ratio = torch.addcmul(a, b, torch.add(a, 1, out=s[: len(a)]), out=a)
-            total += ratio.log1p_().sum()
-        # The product of two ratios leaves float32 if both are beyond 1e19, and one beyond 1e38.
-        if not total.isfinite():
-            return self.kl_gradient + _kl_from_logs(weight, variance, variance.log()).sum()
-        return self.kl_gradient + 0.5 * total
+        tensors = self.mean.detach(), self.variance.detach(), self.log_sigma2
+        return self.kl_gradient + self.divergence.value(*tensors)
+
+
+class _WeightsContext(FunctionContext, Protocol):
+    divergence: BlockedKL
 
 
 class _AdditiveWeights(torch.autograd.Function):
@@ -259,50 +391,75 @@ class _AdditiveWeights(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionContext, weight: Tensor, log_sigma2: Tensor
+        ctx: _WeightsContext,
+        divergence: BlockedKL,
+        weight: Tensor,
+        log_sigma2: Tensor,
+        *hyper: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         variance = log_sigma2.exp()
-        ctx.save_for_backward(weight, variance)
+        ctx.divergence = divergence
+        ctx.save_for_backward(weight, variance, *hyper)
         ctx.set_materialize_grads(False)
         return weight.detach(), variance, weight.new_zeros(())
 
     @staticmethod
     def backward(
-        ctx: FunctionContext,
+        ctx: _WeightsContext,
         to_mean: Tensor | None,
         to_variance: Tensor | None,
         to_kl: Tensor | None,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        weight, variance = ctx.saved_tensors
+    ) -> tuple[Tensor | None, ...]:
+        weight, variance, *hyper = ctx.saved_tensors
         if to_kl is None:
-            return to_mean, None if to_variance is None else to_variance * variance
+            to_log_sigma2 = None if to_variance is None else to_variance * variance
+            return None, to_mean, to_log_sigma2, *(None for _ in hyper)
         if torch.is_grad_enabled():  # a second derivative needs expressions without in-place writes
-            to_weight, to_log_sigma2 = _kl_gradients(weight, variance, to_kl)
+            to_weight, to_log_sigma2, *rest = ctx.divergence.gradients(
+                weight, variance, to_kl, *hyper
+            )
             return (
+                None,
                 to_weight if to_mean is None else to_mean + to_weight,
                 to_log_sigma2 if to_variance is None else to_variance * variance + to_log_sigma2,
+                *rest,
             )
         to_mean, to_variance = (
             _like_layout(torch.zeros_like(weight) if grad is None else grad, weight)
             for grad in (to_mean, to_variance)
         )
-        _add_kl_gradients(weight, variance, float(to_kl), to_mean, to_variance)
-        return to_mean, to_variance
+        tensors = weight, variance, float(to_kl), to_mean, to_variance
+        return None, to_mean, to_variance, *ctx.divergence.add_gradients(*tensors)
 
 
-def additive_weights(weight: Tensor, log_sigma2: Tensor) -> AdditiveWeights | None:
+def additive_weights(
+    weight: Tensor, log_sigma2: Tensor, divergence: BlockedKL = LOG_UNIFORM_KL
+) -> AdditiveWeights | None:
     """Compute what draws and the KL of N(weight, exp(log_sigma2)) have in common.
+
+    A trace needs one expression, transforms cannot write into scratch memory, float64 needs more
+    precision, and values written into a view of a tensor subclass (a sharded one) may be lost.
+
+    Args:
+        weight: the means.
+        log_sigma2: the log variances.
+        divergence: the KL to the prior.
 
     Returns:
         None if the tensors cannot be processed in blocks, or if sigma^2 or its quotients are not
         normal numbers of single precision.
     """
-    if not can_block(weight, log_sigma2):
+    traced = torch.compiler.is_compiling() or in_transform() or in_forward_mode()
+    if traced or not switch.enabled:
         return None
+    for x in (weight, log_sigma2, *divergence.hyper):  # a generator expression would be slower
+        if type(x) not in _PLAIN or x.dtype != torch.float32 or not x.is_cpu:
+            return None
     low, high = torch.aminmax(log_sigma2.detach())
     if not (low > -_LIMIT and high < _LIMIT):
         return None
-    return AdditiveWeights(*_AdditiveWeights.apply(weight, log_sigma2))
+    mean, variance, kl = _AdditiveWeights.apply(divergence, weight, log_sigma2, *divergence.hyper)
+    return AdditiveWeights(mean, variance, kl, log_sigma2.detach(), divergence)
 
 
 class _Step(threading.local):
@@ -327,7 +484,9 @@ def share_in_step() -> Iterator[None]:
         _step.computed = before
 
 
-def shared_weights(weight: Tensor, log_sigma2: Tensor) -> AdditiveWeights | None:
+def shared_weights(
+    weight: Tensor, log_sigma2: Tensor, divergence: BlockedKL = LOG_UNIFORM_KL
+) -> AdditiveWeights | None:
     """Return `additive_weights`, once per step inside `share_in_step`, or None outside of it.
 
     A pass without gradients uses stored tensors but stores none, because a later pass with
@@ -336,6 +495,7 @@ def shared_weights(weight: Tensor, log_sigma2: Tensor) -> AdditiveWeights | None
     Args:
         weight: the means.
         log_sigma2: the log variances.
+        divergence: the KL to the prior.
 
     Returns:
         The shared tensors, or None.
@@ -344,7 +504,9 @@ def shared_weights(weight: Tensor, log_sigma2: Tensor) -> AdditiveWeights | None
         return None
     key = id(weight), id(log_sigma2)
     if key not in _step.computed:
-        weights = additive_weights(weight, log_sigma2) if torch.is_grad_enabled() else None
+        weights = None
+        if torch.is_grad_enabled():
+            weights = additive_weights(weight, log_sigma2, divergence)
         if weights is None:
             return None
         _step.computed[key] = weight, log_sigma2, weights  # the tensors keep their ids
