@@ -72,7 +72,14 @@ def _gradients(
 
 
 def in_autocast(kind: str) -> bool:
-    """Whether autocast is on for a kind of device."""
+    """Whether autocast is on for a kind of device.
+
+    Args:
+        kind: of the device, such as "cpu". Some, such as "meta", have no autocast.
+
+    Returns:
+        True or False.
+    """
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
