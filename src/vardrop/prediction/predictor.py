@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal, cast
 
@@ -18,7 +17,6 @@ from vardrop._core.calls import (
     Batch,
     BatchOrLoader,
     Pick,
-    call_net,
     device_of,
     input_batches,
     map_tensors,
@@ -31,13 +29,13 @@ from vardrop._core.checks import check_choice, check_integer, check_number, chec
 from vardrop._core.errors import VardropError, report_arguments
 from vardrop._core.modules import clone_modules
 from vardrop._core.progress import ProgressLine
-from vardrop._core.sharding import forward_method, is_model_sharded
+from vardrop._core.sharding import is_model_sharded
 from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
 from vardrop.functional.random import resolve_seed
 from vardrop.gates import Gate, find_unswitched_dropout, switched_class
 from vardrop.layers import Variational
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
-from vardrop.noisy import evaluating, named_modules_of, sampling
+from vardrop.noisy import named_modules_of
 from vardrop.prediction.conformal import Conformal
 from vardrop.prediction.eval_copy import (
     check_noise,
@@ -360,16 +358,7 @@ class Predictor(nn.Module):
                 "Expected mode='sample' or 'mean' with draw='estimator' for a model whose tensors "
                 f"are sharded over processes, but got mode={self.mode!r} with draw={self.draw!r}."
             )
-        net, noise, has_method = self.net, self.mode == "sample", hasattr(self.source, "outputs")
-        run = forward_method(self.source, "outputs") if has_method else partial(call_net, net)
-
-        @contextmanager
-        def switch() -> Iterator[None]:
-            with evaluating(net), sampling(net, noise):
-                yield
-
-        reason = "its tensors are sharded over processes"
-        return LoopDraws(net, lambda x: self.pick(run(x)), reason, noise, switch)
+        return LoopDraws.of_sharded(self.source, self.net, self.pick, self.mode == "sample")
 
     def plan(self, x: BatchOrLoader) -> str:
         """How inputs like x are run: what is shared by the draws, or why nothing is.

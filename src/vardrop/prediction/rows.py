@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional
 
 from vardrop._core.calls import (
     Batch,
@@ -49,7 +48,14 @@ from vardrop.prediction.eval_copy import (
     track_active_module,
     use_call_generator,
 )
-from vardrop.prediction.trace import BRANCHES, NotTraceableError, bind_inputs, trace_model
+from vardrop.prediction.trace import (
+    BRANCHES,
+    NotTraceableError,
+    bind_inputs,
+    fold_batchnorm,
+    overwrite_relu_inputs,
+    trace_model,
+)
 
 _LIVE_TENSORS = 6  # of the largest activation's size, at one time
 _CACHE_ELEMENTS = 2**18  # of the largest activation that stay in the cache with what is made of it
@@ -335,7 +341,7 @@ def split_at_noise(
             marked.add(node)
     if next(iter(reversed(graph.nodes))) not in marked:
         raise NotTraceableError("its output has no noise")
-    _fold_batchnorm(graph, modules)
+    fold_batchnorm(graph, modules)
     for layer in named_modules_of(net, GaussianLayer).values():
         layer.use_fast_layout()
 
@@ -354,7 +360,7 @@ def split_at_noise(
     count = sum(map(len, taken.values()))
     has_examples = _find_examples(run_prefix, batches) if batches else (True,) * count
     suffix = _build_suffix(graph, marked, taken, has_examples)
-    _overwrite_relu_inputs(suffix, modules)
+    overwrite_relu_inputs(suffix, modules)
     return Split(run_prefix, compiled(suffix), has_examples)
 
 
@@ -442,51 +448,3 @@ def repeat_rows(x: Any, draws: int) -> Any:
     if isinstance(x, int | torch.SymInt):
         return x * draws
     return map_tensors(lambda t: t.repeat(draws, *(1,) * (t.dim() - 1)) if t.dim() else t, x)
-
-
-_BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-
-def _fold_batchnorm(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
-    """Fold BatchNorm into the Gaussian convolution in front of it.
-
-    A dense layer is left alone: on inputs (N, T, features) its BatchNorm1d normalizes axis 1.
-    """
-    calls = [str(n.target) for n in graph.nodes if n.op == "call_module"]
-    for node in list(graph.nodes):
-        norm = modules.get(str(node.target)) if node.op == "call_module" else None
-        if not isinstance(norm, _BATCHNORMS) or type(norm) not in _BATCHNORMS:
-            continue
-        if norm.running_mean is None or norm.running_var is None:
-            continue
-        before = node.args[0]
-        layer = modules.get(str(before.target)) if before.op == "call_module" else None
-        once = len(before.users) == 1 and calls.count(str(before.target)) == 1
-        if isinstance(layer, GaussianLayer) and layer.variance.dim() > 2 and once:
-            scale = torch.rsqrt(norm.running_var + norm.eps)
-            scale = scale if norm.weight is None else scale * norm.weight
-            shift = -norm.running_mean * scale
-            layer.scale_outputs(scale, shift if norm.bias is None else shift + norm.bias)
-            node.replace_all_uses_with(before)
-            graph.erase_node(node)
-
-
-_RELU_FUNCTIONS = (torch.relu, functional.relu)
-_NEW_TENSORS = (sample_gaussian, operator.add, torch.add)  # their result belongs to nobody else
-_NEW_OUTPUTS = (GaussianLayer, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_BATCHNORMS)
-
-
-def _overwrite_relu_inputs(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
-    """Let ReLU write into its input if nothing else reads that, because new memory costs more."""
-    for node in list(graph.nodes):
-        is_module = node.op == "call_module" and type(modules[str(node.target)]) is nn.ReLU
-        is_function = node.op == "call_function" and node.target in _RELU_FUNCTIONS
-        if not is_module and not is_function:
-            continue
-        x = node.args[0]
-        is_new = x.op == "call_function" and x.target in _NEW_TENSORS
-        is_new |= x.op == "call_module" and isinstance(modules[str(x.target)], _NEW_OUTPUTS)
-        if is_new and len(x.users) == 1:
-            with graph.inserting_before(node):
-                node.replace_all_uses_with(graph.call_function(torch.relu_, (x,)))
-            graph.erase_node(node)

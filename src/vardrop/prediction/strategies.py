@@ -16,7 +16,8 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import chain, islice, repeat
 from typing import Protocol
 
@@ -30,7 +31,9 @@ from vardrop._core.calls import (
     clone_batch,
     num_examples,
 )
+from vardrop._core.sharding import forward_method
 from vardrop.functional import GeneratorNoise, draw_from, noise_source
+from vardrop.noisy import evaluating, sampling
 from vardrop.prediction.eval_copy import (
     compute_variances,
     make_eval_copy,
@@ -99,6 +102,27 @@ class LoopDraws(PassDraws):
         copy = make_eval_copy(net, noise, local)
         copy = compute_variances(copy) if noise else copy
         return cls(copy, lambda x: pick(call_net(copy, x)), reason, noise)
+
+    @classmethod
+    def of_sharded(cls, source: nn.Module, net: nn.Module, pick: Pick, noise: bool) -> LoopDraws:
+        """Draws of a model itself, because one whose tensors are sharded cannot be copied.
+
+        Args:
+            source: the model or its ELBO, which may be wrapped.
+            net: the model.
+            pick: as for `RowDraws`.
+            noise: whether its noise is on.
+        """
+        has_method = hasattr(source, "outputs")
+        run = forward_method(source, "outputs") if has_method else partial(call_net, net)
+
+        @contextmanager
+        def switch() -> Iterator[None]:
+            with evaluating(net), sampling(net, noise):
+                yield
+
+        reason = "its tensors are sharded over processes"
+        return cls(net, lambda x: pick(run(x)), reason, noise, switch)
 
     def describe(self, x: Batch) -> str:
         return (

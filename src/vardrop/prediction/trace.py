@@ -1,4 +1,4 @@
-"""The trace of a model: the operations of a forward pass as a torch.fx graph."""
+"""The trace of a model: the operations of a forward pass as a torch.fx graph, and its rewriting."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import Target
+from torch.nn import functional
 
 from vardrop._core.calls import Batch, call_arguments, tensors_in
 from vardrop._core.modules import clone_modules
@@ -21,7 +22,7 @@ from vardrop.functional import (
     call_with_generator,
     draw_from,
 )
-from vardrop.prediction.eval_copy import is_stochastic
+from vardrop.prediction.eval_copy import GaussianLayer, is_stochastic, sample_gaussian
 
 _Args = tuple[object, ...]
 _Kwargs = dict[str, object]
@@ -179,3 +180,51 @@ def bind_inputs(net: nn.Module, x: Batch) -> _Kwargs:
     if any(tensors_in(value) and not isinstance(value, Tensor) for value in bound.values()):
         raise NotTraceableError("one of its arguments holds several tensors")
     return dict(bound)
+
+
+_BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def fold_batchnorm(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
+    """Fold BatchNorm into the Gaussian convolution in front of it.
+
+    A dense layer is left alone: on inputs (N, T, features) its BatchNorm1d normalizes axis 1.
+    """
+    calls = [str(n.target) for n in graph.nodes if n.op == "call_module"]
+    for node in list(graph.nodes):
+        norm = modules.get(str(node.target)) if node.op == "call_module" else None
+        if not isinstance(norm, _BATCHNORMS) or type(norm) not in _BATCHNORMS:
+            continue
+        if norm.running_mean is None or norm.running_var is None:
+            continue
+        before = node.args[0]
+        layer = modules.get(str(before.target)) if before.op == "call_module" else None
+        once = len(before.users) == 1 and calls.count(str(before.target)) == 1
+        if isinstance(layer, GaussianLayer) and layer.variance.dim() > 2 and once:
+            scale = torch.rsqrt(norm.running_var + norm.eps)
+            scale = scale if norm.weight is None else scale * norm.weight
+            shift = -norm.running_mean * scale
+            layer.scale_outputs(scale, shift if norm.bias is None else shift + norm.bias)
+            node.replace_all_uses_with(before)
+            graph.erase_node(node)
+
+
+_RELU_FUNCTIONS = (torch.relu, functional.relu)
+_NEW_TENSORS = (sample_gaussian, operator.add, torch.add)  # their result belongs to nobody else
+_NEW_OUTPUTS = (GaussianLayer, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_BATCHNORMS)
+
+
+def overwrite_relu_inputs(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
+    """Let ReLU write into its input if nothing else reads that, because new memory costs more."""
+    for node in list(graph.nodes):
+        is_module = node.op == "call_module" and type(modules[str(node.target)]) is nn.ReLU
+        is_function = node.op == "call_function" and node.target in _RELU_FUNCTIONS
+        if not is_module and not is_function:
+            continue
+        x = node.args[0]
+        is_new = x.op == "call_function" and x.target in _NEW_TENSORS
+        is_new |= x.op == "call_module" and isinstance(modules[str(x.target)], _NEW_OUTPUTS)
+        if is_new and len(x.users) == 1:
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(graph.call_function(torch.relu_, (x,)))
+            graph.erase_node(node)
