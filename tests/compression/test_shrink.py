@@ -33,6 +33,18 @@ def test_shrunken_equals_masked(name, drop_inputs):
     assert after < 0.9 * before
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_kernels_keep_their_memory_format(layout):
+    """Also kernels of 1 x 1 and of one channel, which are contiguous in both formats."""
+    net = Separable().to(memory_format=layout)
+    small = shrink(sparsen(net, generator(), share=0.7), torch.zeros(1, 3, 12, 12)).net
+    expected = copy.deepcopy(small).to(memory_format=layout)
+    kernels = [(m.weight, net.get_submodule(name).weight, expected.get_submodule(name).weight)
+               for name, m in small.named_modules() if isinstance(m, nn.Conv2d)]  # fmt: skip
+    assert any(kernel.shape != before.shape for kernel, before, _ in kernels)
+    assert all(kernel.stride() == like.stride() for kernel, _, like in kernels)
+
+
 @pytest.mark.parametrize("name", NETS)
 def test_noisy_net_shrinks_to_its_masked_means(name):
     make, shape = NETS[name]

@@ -110,8 +110,12 @@ def register_sizes(kind: type[nn.Module], **sizes: Callable[[Any], int]) -> None
 
 
 def replace_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Replace a parameter or a buffer."""
+    """Replace a parameter or a buffer. A kernel in channels-last stays in that memory format."""
     old = getattr(module, name)
+    if tensor.dim() == 4 and old.stride(1) == 1 and old.stride(3) == old.shape[1]:
+        # Kernels of 1 x 1 or of one channel are contiguous in both formats, and their strides say
+        # which one a convolution uses.
+        tensor = tensor.to(memory_format=torch.channels_last)
     buffer = name in dict(module.named_buffers(recurse=False))
     trained = old is None or old.requires_grad
     setattr(module, name, tensor if buffer else nn.Parameter(tensor, trained))
