@@ -50,6 +50,7 @@ def test_models_shrink(name):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # torch's own encoder
 @pytest.mark.parametrize("name", models(ZOO))
 def test_models_shrink_where_noise_prunes(name):
     shrink(ZOO[name], kill_by_noise)
