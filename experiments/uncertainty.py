@@ -21,6 +21,7 @@ from experiments.slim import Part, ResNet, Seed, train
 from experiments.trainings import Watch, images
 from vardrop import metrics
 from vardrop.conversion import convert
+from vardrop.estimators import flipout
 from vardrop.likelihoods import Categorical, Likelihood
 from vardrop.noisy import has_noise
 from vardrop.prediction import FeatureDistance, Prediction, calibrate, predict
@@ -103,7 +104,7 @@ def tuned_resnet(
     later = slice(examples, examples + validated)
     held = everything.x[later], everything.y[later]
     digits = images("mnist", "test", tested).x
-    parts = Seed(seed, watch or Watch(), 10 if baselines else 7)
+    parts = Seed(seed, watch or Watch(), 11 if baselines else 7)
     start = parts.trained(_new(model, seed), lambda n: train(n, x, y, dense_epochs, lr, seed))
 
     def scored(net: nn.Module, likelihood: Any, draws: int) -> Part:
@@ -167,6 +168,7 @@ def tuned_resnet(
     if baselines:
         makers |= {
             "fine_tune": lambda: scored(*tune(bayes_by_backprop())),
+            "fine_tune, Flipout": lambda: scored(*tune(bayes_by_backprop(estimator=flipout))),
             "weight decay": lambda: scored(*best(_DECAYS, decayed)),
             f"ensemble of {members}, weight decay": best_together,
             "feature distance": distance,
