@@ -342,7 +342,7 @@ def _moments(layer: Variational, inputs: tuple[Any, ...]) -> tuple[Tensor, Tenso
             f"Expected layers that are one product, but got {type(layer).__name__} with the "
             f"weights {', '.join(layer.weight_axes)}. Convert the others alone, with `include`."
         )
-    if not all(t.adds_variances() for t in tensors):
+    if not all(t.posterior.adds_variances(t.mean, t.axes) for t in tensors):
         raise VardropError(
             "Expected weights with independent noise, whose variances add up, but got "
             f"{layer.posterior!r}. Use another posterior or a dense layer."

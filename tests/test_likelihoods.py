@@ -45,7 +45,6 @@ def test_the_nll_sums_over_targets_and_averages_over_examples(name: str) -> None
     output = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     expected = -reference(likelihood, output, y).reshape(4, -1).sum(1).mean()
     torch.testing.assert_close(likelihood(output, y), expected)
-    torch.testing.assert_close(likelihood.nll(output, y), expected)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -102,7 +101,7 @@ def test_values_have_no_density() -> None:
     assert torch.equal(parts.location, draws)
     assert not parts.aleatoric.any()
     with pytest.raises(vd.VardropError, match="a likelihood with a density, but got Values"):
-        vd.Values().nll(draws[0], draws[0])
+        vd.Values()(draws[0], draws[0])
 
 
 def test_an_objective_brings_its_likelihood() -> None:
@@ -179,7 +178,7 @@ def test_the_nll_is_that_of_a_loop_over_sequences(temperature: float, pad: int) 
     y[:, 0] = 1  # a class that counts, whatever is padding
     expected = by_loop(output / temperature, y, pad)
     torch.testing.assert_close(likelihood(output, y), expected.mean(), rtol=1e-12, atol=0)
-    torch.testing.assert_close(likelihood.example_nll(output, y), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(-likelihood.log_prob(output[None], y), expected, rtol=1e-12, atol=0)
     (found,) = torch.autograd.grad(likelihood(output, y), output, retain_graph=True)
     (wanted,) = torch.autograd.grad(expected.mean(), output)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-15)

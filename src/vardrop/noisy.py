@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Hashable, Iterable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from functools import partial
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +22,6 @@ from vardrop.divergence import kl_divergence, shared_in_step
 from vardrop.functional import gaussian_output
 from vardrop.posteriors import Axes, Posterior, Tensors
 from vardrop.priors import Prior
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
 
 Kind = Literal["weight", "input", "output"]
 KLTerms = dict[Hashable, Tensor]
@@ -93,16 +91,15 @@ class NoisyTensor:
             A view of these rows.
         """
         size = len(self.mean)
+        return self._take(lambda t: t[start:stop] if t.dim() and len(t) == size else t)
 
-        def cut(tensors: Tensors) -> dict[str, Tensor]:
-            return {
-                name: t[start:stop] if t.dim() and len(t) == size else t
-                for name, t in tensors.items()
-            }
-
-        variance = None if self.cached_variance is None else self.cached_variance[start:stop]
-        noise, hyper = cut(self.noise), cut(self.hyper)
-        mean = self.mean[start:stop]
+    def _take(self, part: Callable[[Tensor], Tensor]) -> NoisyTensor:
+        """A view of a part of every tensor."""
+        noise, hyper = (
+            {name: part(t) for name, t in tensors.items()} for tensors in (self.noise, self.hyper)
+        )
+        variance = None if self.cached_variance is None else part(self.cached_variance)
+        mean = part(self.mean)
         return replace(self, mean=mean, noise=noise, hyper=hyper, cached_variance=variance)
 
     def variance(self) -> Tensor:
@@ -150,10 +147,6 @@ class NoisyTensor:
         """log(Var w / (E w)^2); broadcastable to the shape of the mean."""
         return self.posterior.log_alpha(self.mean, self.noise)
 
-    def adds_variances(self) -> bool:
-        """Whether the variance of an output is a sum over its weights, because none share noise."""
-        return self.posterior.adds_variances(self.mean, self.axes)
-
     def kl(self, value: bool = True) -> Tensor | None:
         """KL(q || p), summed, or None without a prior; only its gradient with `value=False`.
 
@@ -165,22 +158,14 @@ class NoisyTensor:
         """
         if self.prior is None:
             return None
-        if is_sharded(self.mean):
-            part = self._local(self.mean).kl(value)
+        if is_sharded(self.mean):  # of the part that this process holds
+            part = self._take(partial(local_part, like=self.mean)).kl(value)
             return part if part is None or not value else sum_over_shards(part, self.mean)
         shared = shared_in_step(self.posterior, self.prior, self.mean, self.noise, self.hyper)
         if shared is not None:
             return shared.kl(value)
         tensors = self.mean, self.axes, self.noise, self.hyper
         return kl_divergence(self.posterior, self.prior, *tensors, value)
-
-    def _local(self, mean: DTensor) -> NoisyTensor:
-        """The part of sharded tensors that this process holds."""
-        noise, hyper = (
-            {name: local_part(t, mean) for name, t in tensors.items()}
-            for tensors in (self.noise, self.hyper)
-        )
-        return replace(self, mean=mean.to_local(), noise=noise, hyper=hyper, cached_variance=None)
 
     def with_shared_variance(self, training: bool) -> NoisyTensor:
         """The tensor for products, with values that a training step shares computed once.
@@ -365,7 +350,14 @@ def sampling(net: nn.Module, on: bool = True) -> Iterator[nn.Module]:
     update_encoder_fastpath(net, Noisy)
     try:
         with _switching:
-            _check_thread(modules, switch.thread)
+            if any(
+                s.thread != switch.thread for m in modules for s in vars(m).get("_switches", [])[1:]
+            ):
+                raise VardropError(
+                    "Expected `sampling(net)` from one thread at a time, but got a second one "
+                    "while another thread is inside. Use vardrop.predict or vardrop.draw, or a "
+                    "copy of the model for each thread."
+                )
             for m in modules:
                 # The first entry is the flag before, which is restored at the end.
                 m.__dict__.setdefault("_switches", [m.sampling]).append(switch)
@@ -375,15 +367,6 @@ def sampling(net: nn.Module, on: bool = True) -> Iterator[nn.Module]:
         with _switching:
             for m in modules:
                 _leave(m, switch)
-
-
-def _check_thread(modules: list[Noisy], thread: int) -> None:
-    if any(s.thread != thread for m in modules for s in m.__dict__.get("_switches", [])[1:]):
-        raise VardropError(
-            "Expected `sampling(net)` from one thread at a time, but got a second one while "
-            "another thread is inside. Use vardrop.predict or vardrop.draw, or a copy of the model "
-            "for each thread."
-        )
 
 
 def _leave(module: Noisy, switch: _Switch) -> None:

@@ -17,6 +17,7 @@ from vardrop._core.checks import check_integer, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
 from vardrop.functional import to_float32_or_wider
+from vardrop.likelihoods.base import sum_targets
 from vardrop.noisy import Noisy
 
 Branches = Mapping[str, Tensor]
@@ -217,23 +218,20 @@ class Head(Noisy, nn.Linear):
             The objective and its parts.
         """
         maps = self._maps(h)
-        self._check_labels(h, y)
-        return self.rule.loss(*maps, y)
-
-    def _check_labels(self, h: Tensor, y: Tensor) -> None:
         if y.shape != h.shape[:-1] or y.is_floating_point():
             raise VardropError(
                 f"Expected `y` to hold class indices of shape {tuple(h.shape[:-1])}, but got "
                 f"{y.dtype} of shape {tuple(y.shape)}."
             )
-        if torch.compiler.is_compiling() or y.numel() == 0 or not y.is_cpu:
-            return  # a check of values would break the graph, or wait for a device
-        low, high = int(y.min()), int(y.max())
-        if low < 0 or high >= self.num_classes:
-            raise VardropError(
-                f"Expected `y` to be in 0..{self.num_classes - 1}, but got {low}..{high}. "
-                "Count classes from 0."
-            )
+        # Otherwise a check of values would break the graph, or wait for a device.
+        if not torch.compiler.is_compiling() and y.numel() and y.is_cpu:
+            low, high = int(y.min()), int(y.max())
+            if low < 0 or high >= self.num_classes:
+                raise VardropError(
+                    f"Expected `y` to be in 0..{self.num_classes - 1}, but got {low}..{high}. "
+                    "Count classes from 0."
+                )
+        return self.rule.loss(*maps, y)
 
     def retain_probability(self, h: Tensor) -> Tensor:
         """The probability that each class is retained for features h, (..., num_classes).
@@ -298,12 +296,7 @@ def is_target(y: Tensor, logits: Tensor) -> Tensor:
 def masked_nll(logits: Tensor, log_mask: Tensor, y: Tensor) -> Tensor:
     """Mean over examples of -log softmax(logits + log_mask)[y], summed over positions."""
     log_probs = torch.log_softmax(logits + log_mask, dim=-1)
-    return per_example(-log_probs.gather(-1, y.unsqueeze(-1)).squeeze(-1))
-
-
-def per_example(terms: Tensor) -> Tensor:
-    """The mean over examples (axis 0) of the sum over positions; terms (N, ...)."""
-    return terms.flatten(1).sum(1).mean() if terms.dim() > 1 else terms.mean()
+    return sum_targets(-log_probs.gather(-1, y.unsqueeze(-1)).squeeze(-1), 1).mean()
 
 
 def only_nll(nll: Tensor) -> HeadParts:

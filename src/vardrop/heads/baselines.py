@@ -18,8 +18,8 @@ from vardrop.heads.base import (
     is_target,
     masked_nll,
     only_nll,
-    per_example,
 )
+from vardrop.likelihoods.base import sum_targets
 from vardrop.posteriors import check_drop_rate
 
 
@@ -145,7 +145,7 @@ class SparsemaxRule(ClassRule):
         probs, threshold = sparsemax(shifted)
         squares = torch.where(probs > 0, shifted.square() - threshold.square(), 0.0).sum(-1)
         target = shifted.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-        return only_nll(per_example(0.5 + 0.5 * squares - target))
+        return only_nll(sum_targets(0.5 + 0.5 * squares - target, 1).mean())
 
     def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
         """sparsemax(o)."""

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from vardrop.functional import bernoulli_entropy, bernoulli_kl, concrete_logit, uniform
-from vardrop.heads.base import Branches, ClassRule, HeadParts, is_target, masked_nll, per_example
+from vardrop.heads.base import Branches, ClassRule, HeadParts, is_target, masked_nll
+from vardrop.likelihoods.base import sum_targets
 
 
 @dataclass(frozen=True)
@@ -59,5 +60,7 @@ class DropMaxRule(ClassRule):
         nll = masked_nll(logits, torch.where(target, 0.0, self._log_mask(g)), y)
         kl = torch.where(target, -functional.logsigmoid(a), bernoulli_kl(g, a))
         aux = functional.binary_cross_entropy_with_logits(r, target.to(r.dtype), reduction="none")
-        kl, aux, entropy = (per_example(t.sum(-1)) for t in (kl, aux, bernoulli_entropy(a)))
+        kl, aux, entropy = (
+            sum_targets(t.sum(-1), 1).mean() for t in (kl, aux, bernoulli_entropy(a))
+        )
         return HeadParts(nll + kl + aux - entropy, nll, kl, aux, entropy)

@@ -76,11 +76,6 @@ class Variational(Noisy):
         self.add_noise(**method)
 
     @property
-    def channel_axis(self) -> int:
-        """The axis of the units in the input and in the output."""
-        return -1 - self.spatial
-
-    @property
     def num_inputs(self) -> int:
         """The number of input units that a gate would act on."""
         return int(getattr(self, self.sizes[0]))
@@ -131,10 +126,6 @@ class Variational(Noisy):
         biases = {name: getattr(self, name, None) for name in self.bias_names}
         return {name: bias for name, bias in biases.items() if bias is not None}
 
-    def _first_weight(self) -> Tensor:
-        weight: Tensor = getattr(self, next(iter(self.weight_axes)))
-        return weight
-
     def add_noise(
         self,
         posterior: Posterior | None = None,
@@ -161,10 +152,14 @@ class Variational(Noisy):
         self.noisy_bias = noisy_bias and bool(self._biases()) and posterior is not None
         self.gate = None
         if gate is not None:
-            self.gate = self.new_gate(gate).to(to_float32_or_wider(self._first_weight()))
+            first = getattr(self, next(iter(self.weight_axes)))
+            self.gate = self.new_gate(gate).to(to_float32_or_wider(first))
             self.gate.train(self.training)
         self._noise = {}
-        for name, axes in self._noisy_axes().items():
+        noisy = {} if posterior is None else dict(self.weight_axes)
+        if self.noisy_bias:
+            noisy |= dict.fromkeys(self._biases(), _BIAS_AXES)
+        for name, axes in noisy.items():
             mean = getattr(self, name)
             there = {} if tied is None else tied.setdefault(id(mean), {})
             noise, hyper = self._start(mean, axes)
@@ -186,7 +181,7 @@ class Variational(Noisy):
         """
         side = noise.sides[self.spatial > 0]
         units = self.num_inputs if side == "input" else self.num_outputs
-        return Gate(noise, units, self.channel_axis, side)
+        return Gate(noise, units, -1 - self.spatial, side)
 
     def gated_weights(self) -> dict[str, Tensor]:
         """The weights that multiply gated units, by name."""
@@ -207,14 +202,6 @@ class Variational(Noisy):
     def sublayers(self) -> dict[str, Variational]:
         """Layers inside this one that share its method, by name."""
         return {}
-
-    def _noisy_axes(self) -> Mapping[str, Axes]:
-        """The tensors with a posterior, and their axes."""
-        if self.posterior is None:
-            return {}
-        if not self.noisy_bias:
-            return self.weight_axes
-        return {**self.weight_axes, **dict.fromkeys(self._biases(), _BIAS_AXES)}
 
     def _start(self, mean: Tensor, axes: Axes) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The initial tensors of posterior and prior."""
@@ -457,10 +444,11 @@ class Variational(Noisy):
 
     def variance(self) -> Tensor:
         """Var w of a layer with one weight, in the shape of `weight`."""
-        weight = self._first_weight()
+        name = next(iter(self.weight_axes))
+        weight: Tensor = getattr(self, name)
         if self.posterior is None:
             return torch.zeros_like(weight)
-        return self._view(next(iter(self._noise))).variance().expand_as(weight)
+        return self._view(name).variance().expand_as(weight)
 
     def noise_tensors(self) -> Iterator[Tensor]:
         for tensor in self.noisy_tensors().values():

@@ -23,7 +23,7 @@ class _Conv(Variational):
     sizes: ClassVar[tuple[str, str]] = ("in_channels", "out_channels")
 
     @property
-    def _convolve(self) -> Callable[..., Tensor]:
+    def op(self) -> Callable[..., Tensor]:
         if self.padding_mode != "zeros" or isinstance(self.padding, str):
             return self._conv_forward  # type: ignore[return-value]
         return Convolution(
@@ -33,20 +33,16 @@ class _Conv(Variational):
             self.groups,  # type: ignore[arg-type]
         )
 
-    @property
-    def op(self) -> Callable[..., Tensor] | None:
-        return self._convolve
-
     def forward(self, input: Tensor, noise: ExplicitNoise | None = None) -> Tensor:
         """Return a draw while sampling or for given noise, else the output of the torch layer."""
-        return self.product_with_gate(self._convolve, input, noise)
+        return self.product_with_gate(self.op, input, noise)
 
 
 class _ConvTranspose(_Conv):
     axes: ClassVar[Axes] = Axes(input=(0,), output=(1,))
 
     @property
-    def op(self) -> Callable[..., Tensor] | None:
+    def op(self) -> None:  # type: ignore[override]
         return None  # its padding depends on the requested output size
 
     def forward(  # type: ignore[override]

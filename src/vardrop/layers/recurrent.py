@@ -65,18 +65,15 @@ Outputs = tuple[Sequences, State]
 class Options(Protocol):
     """The options of a recurrent layer, under the names of torch."""
 
-    @property
-    def mode(self) -> str: ...
+    mode: str
+    batch_first: bool
+    bidirectional: bool
+    dropout: float
+
     @property
     def hidden_size(self) -> int: ...
     @property
     def proj_size(self) -> int: ...
-    @property
-    def batch_first(self) -> bool: ...
-    @property
-    def bidirectional(self) -> bool: ...
-    @property
-    def dropout(self) -> float: ...
 
 
 def run_steps(
@@ -217,7 +214,11 @@ class _Recurrent(Variational):
         """Run torch's layer with drawn weights while sampling, or for noise by weight name."""
         weights: dict[str, Tensor] = {}
         if self.posterior is not None and (self.is_sampling or noise is not None):
-            weights = self._draw_weights(noise)
+            if self.prior is not None:
+                self.warn_if_kl_unused()
+            for name, tensor in self.noisy_tensors().items():
+                draw = tensor.draw() if noise is None else noise[name]
+                weights[name] = tensor.with_shared_variance(self.training).sample(draw)
         if self.gate is None:
             return self._run_kernel(weights, input, hx)
         if self.gate.is_sampling:
@@ -228,15 +229,6 @@ class _Recurrent(Variational):
                 factor = self.per_feature(mean, name).to(weight.dtype)
                 weights[name] = weights.get(name, weight) * factor
         return self._run_kernel(weights, input, hx)
-
-    def _draw_weights(self, noise: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        if self.prior is not None:
-            self.warn_if_kl_unused()
-        weights = {}
-        for name, tensor in self.noisy_tensors().items():
-            draw = tensor.draw() if noise is None else noise[name]
-            weights[name] = tensor.with_shared_variance(self.training).sample(draw)
-        return weights
 
     def _run_kernel(
         self, weights: Mapping[str, Tensor], input: Sequences, hx: State | None
@@ -259,7 +251,7 @@ class _Recurrent(Variational):
         rows = input.shape[0 if self.batch_first else 1] if input.dim() == 3 else 1
         masks = self.gate(input.new_ones(rows, self.gate.units))
         parts = [self._part(names, weights, masks) for names in self._all_weights]
-        return run_steps(self, parts, input, hx, self._drops)
+        return run_steps(self, parts, input, hx, self.training or self.is_sampling)
 
     def _part(self, names: list[str], drawn: Mapping[str, Tensor], masks: Tensor) -> Part:
         """The masked projections of inputs and state of one layer in one direction."""
@@ -274,11 +266,6 @@ class _Recurrent(Variational):
             lambda h: h if projection is None else functional.linear(h, projection),
         )
 
-    @property
-    def _drops(self) -> bool:
-        """Whether dropout between layers is drawn."""
-        return self.training or self.is_sampling
-
     def _reset_means(self) -> None:
         names = {*self.weight_axes, *self.bias_names}
         twin = self._with({})
@@ -290,7 +277,7 @@ class _Recurrent(Variational):
         """A copy of the torch layer with other weights, for one call. The layer is unchanged."""
         twin = object.__new__(self.plain)
         state = vars(twin)
-        state.update(vars(self), training=self._drops)
+        state.update(vars(self), training=self.training or self.is_sampling)
         set_parameters(state, {**own_parameters(self), **drawn})
         return twin
 

@@ -295,7 +295,7 @@ class ELBO(nn.Module):
                 f"Expected `likelihood` to be one of vardrop's for a `weight`, but got "
                 f"{describe_value(self.likelihood)}. Weigh the examples inside of it."
             )
-        each = self.likelihood.example_nll(output, y)
+        each = -self.likelihood.log_prob(output.unsqueeze(0), y)
         check_tensor("weight", weight)
         if weight.shape != each.shape:
             raise VardropError(

@@ -34,15 +34,11 @@ class Bernoulli(Posterior):
     drop_rate: float = 0.5
     per: Literal["weight", "input"] = "weight"
     symmetric: ClassVar[bool] = False  # masks are skewed
+    learned: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_drop_rate(self.drop_rate)
-
-    @property
-    def learned(self) -> bool:
-        """False: the rate is fixed."""
-        return False
 
     @property
     def noise_per(self) -> Sharing:

@@ -44,6 +44,7 @@ class AdditiveGaussian(Posterior):
 
     log_sigma2: float = -10.0
     train_clip: float | None = None
+    gaussian: ClassVar[bool] = True
     zero_mean: ClassVar[bool] = False  # a constant, because every product asks for it
     positive: ClassVar[tuple[str, ...]] = ("train_clip",)
 
@@ -59,11 +60,6 @@ class AdditiveGaussian(Posterior):
             variance = self.variance(weight, tensors) if variance is None else variance
             signal = to_float32_or_wider(weight).square() * math.exp(self.train_clip) > variance
         return weight * signal
-
-    @property
-    def gaussian(self) -> bool:
-        """True: w is normal."""
-        return True
 
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
         """log_sigma2, one per weight."""
@@ -109,6 +105,7 @@ class MultiplicativeGaussian(Posterior):
     per: Sharing = "weight"
     learned: bool = True
     max_alpha: float | None = None
+    gaussian: ClassVar[bool] = True
     positive: ClassVar[tuple[str, ...]] = ("alpha", "max_alpha")
 
     def __post_init__(self) -> None:
@@ -118,11 +115,6 @@ class MultiplicativeGaussian(Posterior):
                 f"Expected `alpha` to be at most `max_alpha` = {self.max_alpha}, "
                 f"but got {self.alpha}."
             )
-
-    @property
-    def gaussian(self) -> bool:
-        """True: w is normal."""
-        return True
 
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
         """log_alpha, one per weight, input, output or layer, as `per` says."""

@@ -35,16 +35,12 @@ class ZeroMean(Posterior):
 
     noise: Noise = "gaussian"
     zero_mean: ClassVar[bool] = True
+    noise_per: ClassVar[Sharing] = "weight"
 
     @property
     def gaussian(self) -> bool:
         """Whether the noise is normal."""
         return self.noise == "gaussian"
-
-    @property
-    def noise_per(self) -> Sharing:
-        """One noise number per weight."""
-        return "weight"
 
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
         """sigma, one per weight, at the weights of the layer."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import ClassVar, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from vardrop.functional import (
 from vardrop.gates import DROPOUT_TYPES, drop_rate
 from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
 from vardrop.noisy import Noisy, named_modules_of
-from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
+from vardrop.posteriors import Axes, Posterior, Tensors
 
 _LAYERS = (Linear, Conv1d, Conv2d, Conv3d)
 _LANES = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 1  # floats per register
@@ -218,18 +218,8 @@ class FrozenGaussian(Posterior):
     """A Gaussian posterior whose standard deviations, which may be negative, are stored."""
 
     zero_mean: bool = False
-
-    @property
-    def gaussian(self) -> bool:
-        return True
-
-    @property
-    def noise_per(self) -> Sharing:
-        return "weight"
-
-    @property
-    def learned(self) -> bool:
-        return False
+    gaussian: ClassVar[bool] = True
+    learned: ClassVar[bool] = False
 
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
         return {"deviation": torch.zeros_like(weight)}

@@ -323,7 +323,7 @@ def _(layer: Variational, mean: Tensor, variance: Tensor | None) -> Moments:
         y = _multiply(op, _pair(mean, variance), layer.weight, layer.bias)
     else:
         affine = layer.affine()
-        if not affine.weight.adds_variances():
+        if not layer.posterior.adds_variances(affine.weight.mean, affine.weight.axes):
             raise UnsupportedError(f"weights that share noise, {layer.posterior!r}")
         center, spread = affine.moments((mean,), affine.variances(), variance)
         center = torch.zeros_like(spread) if center is None else center.expand_as(spread)
