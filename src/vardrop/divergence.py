@@ -17,7 +17,8 @@ from torch import Tensor
 from vardrop import functional as F
 from vardrop._core.checks import check_type, describe_value
 from vardrop._core.errors import UnregisteredKLError, VardropError, report_arguments
-from vardrop.functional.fast.additive import ARD_KL, NormalKL, additive_weights
+from vardrop.functional.fast.additive import additive_weights
+from vardrop.functional.fast.blocked_kl import ARD_KL, NormalKL
 from vardrop.posteriors import (
     AdditiveGaussian,
     Axes,

@@ -10,7 +10,7 @@ from scipy import integrate, special
 
 from tests.z_scores import assert_mean
 from vardrop import functional as F
-from vardrop.functional.fast import additive
+from vardrop.functional.fast import blocked_kl
 from vardrop.functional.truncated_log_normal import kl, log_sample
 
 LOG_ALPHA = np.linspace(-12, 12, 97)
@@ -91,7 +91,7 @@ def test_the_expression_for_compilers_is_the_sum_over_blocks():
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(40, 50, generator=generator) * 10 ** torch.linspace(-12, 6, 50)
     log_sigma2, found = torch.empty(40, 50).uniform_(-20, 4, generator=generator), []
-    for form in (F.log_uniform_kl_additive, additive.compiled_kl):
+    for form in (F.log_uniform_kl_additive, blocked_kl.compiled_kl):
         tensors = [t.clone().requires_grad_() for t in (weight, log_sigma2)]
         value = form(*tensors)
         found.append((value, *torch.autograd.grad(value, tensors)))

@@ -6,7 +6,7 @@ from vardrop.functional.elementwise import log1mexp as log1mexp, log_square as l
 from vardrop.functional.elementwise import logit_from_log as logit_from_log
 from vardrop.functional.elementwise import to_float32_or_wider as to_float32_or_wider
 from vardrop.functional.fast.additive import AdditiveWeights as AdditiveWeights
-from vardrop.functional.fast.additive import keep_layout as keep_layout
+from vardrop.functional.fast.blocked_kl import keep_layout as keep_layout
 from vardrop.functional.fast.additive import share_in_step as share_in_step
 from vardrop.functional.fast.additive import shared_weights as shared_weights
 from vardrop.functional.log_uniform import ard_kl_additive as ard_kl_additive, dawson as dawson

@@ -26,7 +26,8 @@ from torch import Tensor
 from vardrop._core.torch_private import FunctionContext, in_forward_mode, in_transform
 from vardrop.functional.elementwise import log_square, to_float32_or_wider
 from vardrop.functional.fast import switch
-from vardrop.functional.fast.additive import ARD_KL, additive_weights, compiled_kl
+from vardrop.functional.fast.additive import additive_weights
+from vardrop.functional.fast.blocked_kl import ARD_KL, compiled_kl
 
 _ASYMPTOTE = 0.5 * (0.5772156649015329 + math.log(2.0))  # KL -> -1/2 log alpha + this
 _SIGMOID = (0.63576, 1.87320, 1.48695)

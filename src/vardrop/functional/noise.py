@@ -14,7 +14,7 @@ from torch.nn import functional
 from vardrop._core.sharding import is_sharded
 from vardrop._core.torch_private import FunctionContext, in_forward_mode, in_transform
 from vardrop.functional.fast import switch
-from vardrop.functional.fast.additive import keep_layout
+from vardrop.functional.fast.blocked_kl import keep_layout
 from vardrop.functional.random import normal_like
 
 Map = Callable[[Tensor, Tensor, Tensor | None], Tensor]

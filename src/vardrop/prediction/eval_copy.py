@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vardrop.functional.fast import additive, normal_table
+from vardrop.functional.fast import additive, blocked_kl, normal_table
 from vardrop.functional.log_uniform import log_uniform_kl_additive, plain_kl_additive
 
 
@@ -41,10 +41,10 @@ FAST_PATHS = {
         1.6,
     ),
     "blocked KL": FastPath(
-        log_uniform_kl_additive, additive.compiled_kl, "kl(net) and gradient: 1 M weights", 5.2
+        log_uniform_kl_additive, blocked_kl.compiled_kl, "kl(net) and gradient: 1 M weights", 5.2
     ),
     "gradient of the KL in a compiled graph": FastPath(
-        additive.compiled_kl,
+        blocked_kl.compiled_kl,
         plain_kl_additive,
         "train step with `compile` and `kl_value_every`: 1 M weights, compiled",
         3.7,
