@@ -431,8 +431,6 @@ def test_a_package_without_a_compiler_is_told(tmp_path, monkeypatch):
     net = vd.convert(nn.Linear(4, 3), vd.sparse_vd()).eval()
     predictor, x = vd.freeze(net, mode="moments"), torch.randn(2, 4)
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fails)
-    refused = "No working C\\+\\+ compiler found. This requires a C"
-    assert_refused(refused, vd.export_package, predictor, x, tmp_path / "net.pt2")
-    refused = r"`path` to end in .pt2, but got"
-    assert_refused(refused, vd.export_package, predictor, x, tmp_path / "net.so")
+    assert_refused("No working C.* compiler", vd.export_package, predictor, x, tmp_path / "net.pt2")
+    assert_refused("`path` to end in .pt2", vd.export_package, predictor, x, tmp_path / "net.so")
     assert not list(tmp_path.iterdir())

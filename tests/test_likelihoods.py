@@ -100,8 +100,7 @@ def test_values_have_no_density() -> None:
     parts = vd.Values().parts(draws)
     assert torch.equal(parts.location, draws)
     assert not parts.aleatoric.any()
-    with pytest.raises(vd.VardropError, match="a likelihood with a density, but got Values"):
-        vd.Values()(draws[0], draws[0])
+    assert_refused("with a density, but got Values", vd.Values(), draws[0], draws[0])
 
 
 def test_an_objective_brings_its_likelihood() -> None:
@@ -326,8 +325,9 @@ def test_a_mask_that_hides_everything_is_refused() -> None:
 
 def test_batches_of_other_lengths_are_refused() -> None:
     net, (x, _) = noisy(), sequences()
-    told = r"one shape.*\(4, 4\) and \(5, 4\).*Pad all sequences"
-    assert_refused(told, vd.predict, net, [x, x[:, :4]], samples=4, likelihood=TOKENS)
+    assert_refused(
+        "one shape.*Pad all", vd.predict, net, [x, x[:, :4]], samples=4, likelihood=TOKENS
+    )
 
 
 def test_targets_that_do_not_fit_are_refused_tokens() -> None:

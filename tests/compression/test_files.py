@@ -217,11 +217,9 @@ def test_foreign_safetensors_are_refused(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"weight": torch.zeros(1, 2)}, tmp_path / "net.safetensors")
-    refused = "damaged, or vardrop did not write it"
-    assert_refused(refused, load, tmp_path / "net.safetensors", into=nn.Linear(2, 1))
+    assert_refused("damaged, or vardrop", load, tmp_path / "net.safetensors", into=nn.Linear(2, 1))
     vd.save_noisy(vd.convert(nn.Linear(2, 1), vd.sparse_vd()), tmp_path / "net.safetensors")
-    refused = "written by vardrop.save, .*vardrop.load_noisy"
-    assert_refused(refused, load, tmp_path / "net.safetensors", into=nn.Linear(2, 1))
+    assert_refused("vardrop.load_noisy", load, tmp_path / "net.safetensors", into=nn.Linear(2, 1))
 
 
 def test_biases_are_kept_as_they_are(tmp_path):
@@ -300,8 +298,7 @@ def test_pack_compares_before_it_writes(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "_Coder", Wrong)
     small, _, _ = small_net("lenet-300-100", recipe=True)
-    refused = "to be the same after decoding.*Nothing was written"
-    assert_refused(refused, pack, small, tmp_path / "net.vdp")
+    assert_refused("same after decoding.*Nothing was written", pack, small, tmp_path / "net.vdp")
     assert not list(tmp_path.iterdir())
 
 
@@ -316,8 +313,7 @@ def test_verbs_name_each_other(tmp_path):
     small, make, _ = small_net("lenet-300-100", recipe=True)
     pack(small, tmp_path / "net.vdp")
     save(small, tmp_path / "net.safetensors")
-    refused = "written by vardrop.pack. Read it with vardrop.unpack"
-    assert_refused(refused, load, tmp_path / "net.vdp", into=make())
+    assert_refused("Read it with vardrop.unpack", load, tmp_path / "net.vdp", into=make())
     refused = "Read files of vardrop.save with vardrop.load"
     assert_refused(refused, unpack, tmp_path / "net.safetensors", into=make())
 

@@ -141,19 +141,16 @@ def test_pack_writes_nothing(tmp_path, make, more, message):
 
 @pytest.mark.parametrize("write", [vd.save, vd.pack])
 def test_places_that_cannot_be_written(tmp_path, write):
-    refused = "Expected to write .* No such file or directory"
-    assert_refused(refused, write, small(), tmp_path / "none" / "net")
+    assert_refused("No such file", write, small(), tmp_path / "none" / "net")
     assert_refused("Expected to write .* Is a directory", write, small(), tmp_path)
     assert_refused("Expected `path` to be a path, but got 3", write, small(), 3)
-    refused = "Expected `net` to be a torch.nn.Module, but got None"
-    assert_refused(refused, write, None, tmp_path / "net")
+    assert_refused("`net` to be a torch.nn.Module, but got None", write, None, tmp_path / "net")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("read", [vd.load, vd.unpack])
 def test_reading_into_nothing(tmp_path, read):
-    refused = "Expected `into` to be a torch.nn.Module, but got None"
-    assert_refused(refused, read, tmp_path / "net", into=None)
+    assert_refused("`into` to be a .*, but got None", read, tmp_path / "net", into=None)
     assert_refused("Expected `path` to be a path, but got None", read, None, into=mlp())
 
 
@@ -162,8 +159,7 @@ def test_onnx_and_program(tmp_path):
     assert_refused(refused, vd.export_onnx, mlp(), torch.zeros(1, 9), tmp_path / "net.onnx")
     assert_refused("Expected `example_input` to be a tensor", vd.export_program, mlp(), "x")
     assert_refused("Expected `net` to be a torch.nn.Module", vd.export_program, None, X)
-    refused = "Expected to write .* No such file or directory"
-    assert_refused(refused, vd.export_onnx, mlp(), X, tmp_path / "none" / "net.onnx")
+    assert_refused("No such file", vd.export_onnx, mlp(), X, tmp_path / "none" / "net.onnx")
     assert not list(tmp_path.iterdir())
 
 
@@ -198,8 +194,7 @@ def test_layers_of_mean_zero_are_refused(verb):
     """A plain net of their means would know nothing."""
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     vd.convert(net, vd.variance_layer(), include="2")
-    refused = r"have means to .* but got '2' \(Linear\) with ZeroMean"
-    assert_refused(refused, verb, net, torch.zeros(2, 4))
+    assert_refused(r"but got '2' \(Linear\) with ZeroMean", verb, net, torch.zeros(2, 4))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -208,5 +203,4 @@ def test_torchscript_is_refused_before_anything_runs(tmp_path):
     script = torch.jit.trace(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), x)
     told = r"TorchScript is not supported by shrink and slim \(module '0'\). Pass the Python model"
     assert_refused(told, vd.shrink, nn.Sequential(script, nn.Linear(2, 2)), x)
-    told = "TorchScript is not supported by export. Pass the Python model"
-    assert_refused(told, vd.export_onnx, script, x, tmp_path / "net.onnx")
+    assert_refused("not supported by export", vd.export_onnx, script, x, tmp_path / "net.onnx")

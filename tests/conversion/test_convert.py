@@ -117,8 +117,7 @@ def test_bad_input_leaves_the_net_as_it_was(make, arguments, match):
 
 def test_a_recipe_of_a_kind_that_conversion_does_not_know():
     unheard = make_dataclass("Unheard", [], bases=(vd.BaseRecipe,), frozen=True)()
-    told = r"kind \(Recipe, .*\), but got .*Unheard\(\)"
-    assert_refused(told, vd.plan, nn.Linear(2, 2), unheard)
+    assert_refused(r"kind \(Recipe, .*\), but got .*Unheard", vd.plan, nn.Linear(2, 2), unheard)
 
 
 @pytest.mark.parametrize("walk", [vd.kl, vd.log_alpha, vd.revert])

@@ -83,8 +83,7 @@ def spread(net):
 def test_a_net_whose_only_dropout_is_in_code_names_the_example():
     net = nn.Sequential(nn.Linear(4, 4), OwnRate(), nn.Linear(4, 2)).eval()
     net[1].after.p = 0.0
-    told = "pass `example_input` to find dropout in code"
-    assert_refused(told, vd.convert, net, vd.mc_dropout())
+    assert_refused("`example_input` to find dropout in code", vd.convert, net, vd.mc_dropout())
     for recipe in (vd.mc_dropout(), vd.mc_dropout(0.1)):
         assert [s.name for s in vd.plan(net, recipe, example_input=X).changes] == ["1"]
     vd.convert(net, vd.mc_dropout(), example_input=X)
@@ -181,8 +180,7 @@ def test_dropout_inside_torchs_functions_follows_the_switch(name, tmp_path):
     assert type(reload(net, make(), tmp_path)) is type(net)
     wrong = make()
     wrong.dropout = 0.25
-    told = r"the rates of '' are \{'dropout': 0.25\}, in the file"
-    assert_refused(told, vd.load_noisy, tmp_path / "net", wrong)
+    assert_refused("'dropout': 0.25.*, in the file", vd.load_noisy, tmp_path / "net", wrong)
     assert type(vd.revert(net)) is type(make())
     assert torch.equal(net.eval()(*x)[0], before)
     if count == 1:  # dropout between noisy recurrent layers is drawn with their weights
@@ -207,8 +205,7 @@ def test_a_rate_of_zero_is_no_dropout_and_a_subclass_of_torchs_attention_is_not_
     assert "its rate is 0" in reasons(net)["1"]
     assert [s.name for s in vd.plan(net, vd.mc_dropout()).changes] == ["2"]
     without = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0))
-    told = "no dropout module that draws; pass `example_input` .* or give `drop_rate`"
-    assert_refused(told, vd.convert, without, vd.mc_dropout())
+    assert_refused("that draws; pass .* or give `drop_rate`", vd.convert, without, vd.mc_dropout())
     assert type(vd.convert(without, vd.mc_dropout(0.5))[0]) is vd.Linear
     own = type("Own", (nn.MultiheadAttention,), {})(4, 2, dropout=0.5)
     assert "a subclass may ask for the mode" in reasons(nn.Sequential(own))["0"]

@@ -108,8 +108,7 @@ def test_tied_weights_are_stored_once_and_come_back_tied(tmp_path):
 def test_noise_that_was_untied_stays_untied(tmp_path):
     net = trained(Tied(), vd.sparse_vd())
     net.decoder.log_sigma2 = nn.Parameter(net.decoder.log_sigma2.detach() - 1)
-    told = "log_sigma2' and .* are tied in the net only"
-    assert_refused(told, reload, net, Tied(), tmp_path)
+    assert_refused("and .* are tied in the net only", reload, net, Tied(), tmp_path)
 
 
 def own(posterior):
@@ -159,8 +158,7 @@ def test_a_net_that_does_not_fit_is_refused_and_left(make, match, recipe, tmp_pa
 
 def test_weights_that_must_be_tied(tmp_path):
     tied, apart = (trained(Tied(tie), vd.sparse_vd()) for tie in (True, False))
-    told = "'decoder.weight' is not in the file.*tied in the file"
-    assert_refused(told, reload, tied, Tied(tie=False), tmp_path)
+    assert_refused("'decoder.weight' .*tied in the file", reload, tied, Tied(tie=False), tmp_path)
     assert_refused("tied in the net only", reload, apart, Tied(), tmp_path)
 
 

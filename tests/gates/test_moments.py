@@ -231,8 +231,7 @@ def test_dependent_gate_sees_each_example():
 
 
 def test_bad_input():
-    told = "Expected a trained Beta-Bernoulli gate"
-    assert_refused(told, vd.Gate, vd.DependentBetaBernoulli(), 3)
+    assert_refused("a trained Beta-Bernoulli gate", vd.Gate, vd.DependentBetaBernoulli(), 3)
     assert_refused("Expected `per` to be 'layer'", vd.GaussianDropout, granularity="example")
 
 

@@ -319,8 +319,7 @@ def test_new_means_with_the_noise_of_an_earlier_save_are_refused(shards, tmp_pat
         patch.setattr(huggingface, "write_noise", interrupt)  # between the two files
         with pytest.raises(KeyboardInterrupt):
             save_pretrained(model, tmp_path, **shards)
-    told = r"noise.safetensors in .* to belong to model.*saves"
-    assert_refused(told, from_pretrained, type(model), tmp_path)
+    assert_refused("to belong to model.*saves", from_pretrained, type(model), tmp_path)
     save_pretrained(model, tmp_path, **shards)
     again = from_pretrained(type(model), tmp_path)
     assert torch.equal(vd.kl(again).detach(), vd.kl(model).detach())

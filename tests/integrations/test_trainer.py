@@ -220,8 +220,7 @@ def test_a_checkpoint_keeps_the_noise_of_values(tmp_path):
         found.append({**trainer.model.state_dict(), **trainer.likelihood.state_dict()})
     assert all(torch.equal(v, found[1][k]) for k, v in found[0].items())
     other = ELBOTrainer(still(num_labels=3), arguments(tmp_path), train_dataset=examples(16))
-    told = r"the parameters \['log_std'\] of .*, but got None"
-    assert_refused(told, other._load_noise, other.model, *read_noise(start), start)
+    assert_refused(r"\['log_std'\] of", other._load_noise, other.model, *read_noise(start), start)
 
 
 def test_a_decoder_gets_the_labels_that_are_shifted(tmp_path):
@@ -239,8 +238,7 @@ def test_a_decoder_gets_the_labels_that_are_shifted(tmp_path):
     whisper = vd.convert(transformers.WhisperForConditionalGeneration(config), STILL)
     trainer = ELBOTrainer(whisper, args, train_dataset=data)
     batch = {"input_features": torch.randn(2, 4, 16), "labels": torch.ones(2, 3, dtype=torch.long)}
-    told = "Expected `decoder_input_ids` in the batch of Whisp"
-    assert_refused(told, trainer.compute_loss, whisper, batch)
+    assert_refused("`decoder_input_ids` in the batch of", trainer.compute_loss, whisper, batch)
     shifted = {**batch, "decoder_input_ids": torch.ones(2, 3, dtype=torch.long)}
     assert trainer.compute_loss(whisper, shifted) > 0
 
@@ -262,8 +260,7 @@ def test_bad_calls_are_refused(tmp_path):
         return ELBOTrainer(model, args, train_dataset=data, **options)
 
     assert_refused("to have noisy modules, but got", start, MODELS["bert"]())
-    told = "no `compute_loss_func`, but got one"
-    assert_refused(told, start, compute_loss_func=lambda *_, **__: 0)
+    assert_refused("no `compute_loss_func`", start, compute_loss_func=lambda *_, **__: 0)
     smooth = arguments(tmp_path, label_smoothing_factor=0.1)
     assert_refused("no `label_smoothing_factor`, but got one", start, args=smooth)
     optimizers = torch.optim.SGD(noisy.parameters(), lr=0.1), None
@@ -289,12 +286,10 @@ def test_checkpoints_of_another_save_or_conversion_are_refused(tmp_path):
     first, second = (tmp_path / f"checkpoint-{step}" for step in (4, 8))
     other = vd.convert(MODELS["bert"](), vd.bayes_by_backprop(), include="classifier")
     again = ELBOTrainer(other, arguments(tmp_path), train_dataset=examples())
-    told = "Expected a model with the noise of .*log_sigma2"
-    assert_refused(told, again.train, resume_from_checkpoint=str(first))
+    assert_refused("with the noise of .*log_sigma2", again.train, resume_from_checkpoint=str(first))
     assert len(noisy_modules(other)) == 1
     shutil.copy(second / "model.safetensors", first)
     again = trainer_of(tmp_path, num_train_epochs=2)
     before = {k: v.clone() for k, v in again.model.state_dict().items()}
-    told = r"noise.safetensors in .* to belong to model.*saves"
-    assert_refused(told, again.train, resume_from_checkpoint=str(first))
+    assert_refused("to belong to model.*saves", again.train, resume_from_checkpoint=str(first))
     assert all(torch.equal(v, before[k]) for k, v in again.model.state_dict().items())

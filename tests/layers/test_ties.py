@@ -90,8 +90,7 @@ def test_what_gates_say_of_a_tied_weight_is_averaged(recipe, made):
 
 def test_what_cannot_be_shared_is_refused():
     net = vd.convert(pair(), vd.sparse_vd(), include="0")
-    told = "one posterior and one prior.*same recipe"
-    assert_refused(told, vd.convert, net, vd.ard(), include="2")
+    assert_refused("one posterior and one prior.*same", vd.convert, net, vd.ard(), include="2")
     assert type(net[2]) is nn.Linear
     net, recipe = Tied(), vd.variational_dropout("B", per="input")
     assert_refused("share `log_alpha`.*per='weight'", vd.convert, net, recipe)

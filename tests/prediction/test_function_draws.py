@@ -116,5 +116,4 @@ def test_bad_input_is_refused():
 def test_held_noise_is_refused_in_an_exported_graph():
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
     f, x = vd.draw(net, seed=0), torch.randn(3, 4)
-    told = "not supported for .*Dropout, because the graph would draw its noise again"
-    assert_refused(told, torch.export.export, f, (x,))
+    assert_refused("the graph would draw its noise again", torch.export.export, f, (x,))

@@ -157,8 +157,7 @@ def test_unsupported_modules_are_named_and_the_net_is_left_alone():
     assert all("forward" not in m.__dict__ and not m._forward_hooks for m in net.modules())
     image = torch.zeros(1, 1, 4, 4)
     drop = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout2d(0.5))
-    told = r"'1' \(Dropout2d\), which calls noise without known moments"
-    assert_refused(told, propagate, drop, image)
+    assert_refused(r"'1' \(Dropout2d\), which calls noise without", propagate, drop, image)
     pool = nn.Sequential(vd.Conv2d(1, 2, 1, posterior=vd.AdditiveGaussian()), nn.MaxPool2d(2, 1))
     assert_refused(r"'1' \(MaxPool2d\), which calls max_pool2d with over", propagate, pool, image)
     bilinear = vd.Bilinear(2, 2, 1, posterior=vd.AdditiveGaussian())
@@ -264,8 +263,7 @@ SHARED = {
 def test_gates_with_one_draw_for_several_elements_are_refused(name):
     gate, shape = SHARED[name]
     net = nn.Sequential(nn.Identity(), nn.Sequential(vd.Gate(gate, 2, axis=1)), nn.Flatten())
-    told = r"'1.0' \(Gate\).* with one draw for several elements"
-    assert_refused(told, propagate, net, torch.ones(shape))
+    assert_refused(r"\(Gate\).* one draw for several elements", propagate, net, torch.ones(shape))
 
 
 @pytest.mark.parametrize("gate", [

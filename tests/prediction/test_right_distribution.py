@@ -181,8 +181,7 @@ def test_classes_of_probability_zero_have_finite_uncertainties():
 def test_a_net_with_nan_predicts_nothing():
     net = vd.convert(nn.Linear(2, 3), vd.sparse_vd())
     net.weight.data[0, 0] = math.nan
-    told = "finite predictions, but got NaN .* in row 1"
-    assert_refused(told, vd.predict, net, torch.ones(2, 2))
+    assert_refused("predictions, but got NaN .* in row 1", vd.predict, net, torch.ones(2, 2))
 
 
 def test_an_objective_predicts_with_its_own_likelihood():

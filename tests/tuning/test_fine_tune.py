@@ -165,8 +165,7 @@ def test_what_fine_tune_refuses_of_a_plain_net(arguments, message):
 def test_what_fine_tune_refuses_of_a_noisy_net(arguments, message):
     noisy = vd.convert(trained(), vd.sparse_vd())
     assert_refused(message, vd.fine_tune, noisy, *arguments)
-    told = "`validation` to be a pair"
-    assert_refused(told, vd.fine_tune, noisy, TRAIN, validation=torch.ones(3))
+    assert_refused("to be a pair", vd.fine_tune, noisy, TRAIN, validation=torch.ones(3))
 
 
 def cnn():

@@ -153,8 +153,7 @@ def test_folds_divide_no_group(task):
         for trained, held in held_out.fold_pairs(rows, 4, task, seed):
             assert not set(trained.group.tolist()) & set(held.group.tolist())
             assert len(trained.y) + len(held.y) == 90
-    told = "`folds` to be at most 15, the groups, but got 16"
-    assert_refused(told, fold_numbers, rows, 16, task, 0)
+    assert_refused("`folds` to be at most 15, the groups", fold_numbers, rows, 16, task, 0)
 
 
 @pytest.mark.parametrize("role", ["group", "time"])

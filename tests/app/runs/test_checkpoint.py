@@ -53,8 +53,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     files.write_json(path, {"old": 1})
 
     monkeypatch.setattr(os, "fsync", full)
-    told = r"write 4 bytes to .*a.json, but got: No space left"
-    assert_refused(told, files.write_atomically, path, b"new!")
+    assert_refused("write 4 bytes to .*a.json, .*No space", files.write_atomically, path, b"new!")
     assert files.read_json(path) == {"old": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
@@ -71,8 +70,7 @@ def test_tensors_and_values_come_back(tmp_path):
 def test_damaged_files_are_told(tmp_path):
     (tmp_path / "t.safetensors").write_bytes(b"\x08\x00nonsense")
     (tmp_path / "c.json").write_text("{")
-    with pytest.raises(vd.VardropError, match="t.safetensors to be a safetensors file, but got"):
-        read_tensors(tmp_path / "t.safetensors")
+    assert_refused("t.safetensors to be a safetensors", read_tensors, tmp_path / "t.safetensors")
     assert_refused(
         "File not found: .*absent.safetensors. Train first",
         read_tensors,
@@ -291,8 +289,7 @@ def test_values_that_no_recorder_writes_are_told(tmp_path, name):
     assert len(wrong) >= 6
     for broken in (*wrong, None, 3, [], {"epoch": 0}):
         write_tensors(tmp_path / "checkpoint.safetensors", tensors, broken)
-        told = "to hold a checkpoint of this run, but got"
-        assert_refused(told, Recorder(tmp_path).resume, loop())
+        assert_refused("a checkpoint of this run, but got", Recorder(tmp_path).resume, loop())
 
 
 @pytest.mark.parametrize("name", ["loop.noise", "loop.shuffle", "loop.sums", "optimizer.0.step"])
@@ -304,8 +301,7 @@ def test_tensors_that_no_recorder_writes_are_told(tmp_path, name):
     for wrong in ({}, {name: torch.zeros(2, 2, dtype=torch.float64)}):
         others = {k: v for k, v in tensors.items() if k != name}
         write_tensors(tmp_path / "checkpoint.safetensors", {**others, **wrong}, values)
-        with pytest.raises(vd.VardropError, match="to hold a checkpoint of this run, but got"):
-            Recorder(tmp_path).resume(loop())
+        assert_refused("a checkpoint of this run, but got", Recorder(tmp_path).resume, loop())
 
 
 def test_the_momenta_of_kernels_in_channels_last_come_back_in_their_layout():

@@ -30,8 +30,7 @@ def test_every_process_takes_its_own_gpu(monkeypatch, name, local, found):
 def test_auto_without_a_gpu_and_unknown_devices():
     if not torch.accelerator.is_available():
         assert distributed.resolve_device("auto") == torch.device("cpu")
-    told = "`device` to be available, but got 'abacus"
-    assert_refused(told, distributed.resolve_device, "abacus")
+    assert_refused("`device` to be available", distributed.resolve_device, "abacus")
 
 
 def test_decisions_and_means_travel_on_the_device_of_the_process(monkeypatch):

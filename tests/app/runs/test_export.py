@@ -189,8 +189,7 @@ def test_a_graph_of_another_width_is_refused():
 
 
 def test_what_cannot_be_written_is_told(numbers, tmp_path, monkeypatch):
-    with pytest.raises(VardropError, match="Directory not found: .*nowhere"):
-        export_run(numbers, tmp_path / "nowhere" / "m.onnx")
+    assert_refused("not found: .*nowhere", export_run, numbers, tmp_path / "nowhere" / "m.onnx")
     assert_refused("which is in use", export_run, numbers, numbers.directory / "config.json")
     assert_refused("`samples` to be", export_run, numbers, tmp_path / "m.onnx", -1)
     assert not (tmp_path / "m.onnx").exists()
@@ -251,6 +250,5 @@ def test_an_output_that_is_not_there_is_told(numbers, tmp_path):
     for mode in ("functions", "sample"):
         with pytest.raises(VardropError, match="`outputs` to be one of .*, but got 'probs'"):
             export_run(numbers, tmp_path / "m.onnx", 2, mode=mode, outputs=["probs"])
-    with pytest.raises(VardropError, match="`mode` to be one of 'functions'"):
-        export_run(numbers, tmp_path / "m.onnx", mode="mean")
+    assert_refused("one of 'functions'", export_run, numbers, tmp_path / "m.onnx", mode="mean")
     assert not list(tmp_path.iterdir())

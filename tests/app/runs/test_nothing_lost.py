@@ -245,8 +245,7 @@ def test_an_output_is_none_of_the_files_that_are_in_use(run, base):
         before = out.read_bytes()
         with pytest.raises(vd.VardropError, match="which is in use and would be lost"):
             runs.write_predictions(loaded, base / "t.csv", out)
-        with pytest.raises(vd.VardropError, match="which is in use and would be lost"):
-            compress(loaded, sparsity=0.5, onnx=out)
+        assert_refused("is in use and would be lost", compress, loaded, sparsity=0.5, onnx=out)
         assert out.read_bytes() == before
 
 
