@@ -29,6 +29,7 @@ def test_tensors_without_a_checksum_are_an_error(tmp_path):
         path.write_bytes(save(own, metadata))
         assert_refused("checksum of .*t.safetensors to match", files.read_tensors, path)
     path.write_bytes(path.read_bytes()[:-1])
+    assert_refused("not found: .*absent. Train first", files.read_tensors, tmp_path / "absent")
     assert_refused("t.safetensors to be a safetensors file.*damaged", files.read_tensors, path)
 
 

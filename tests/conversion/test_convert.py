@@ -5,28 +5,15 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.compression.nets import Residual, Separable
 from tests.nets import Parts, Tied
 from tests.refusals import assert_refused, unchanged
 from vardrop.gates import base as gates_base
 
-
-def residual():
-    run = lambda net, x: net.fc((x + net.body(x)).mean((2, 3)))
-    body = [(nn.Conv2d(3, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3)) for _ in range(2)]
-    return Parts(run, body=nn.Sequential(*body[0], nn.ReLU(), *body[1]), fc=nn.Linear(3, 4))
-
-
-def depthwise():
-    return nn.Sequential(
-        nn.Conv2d(3, 6, 3, groups=3, padding=1), nn.BatchNorm2d(6), nn.ReLU(),
-        nn.Conv2d(6, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-    )  # fmt: skip
-
-
-IMAGE = torch.randn(2, 3, 6, 6)
+IMAGE = torch.randn(2, 3, 8, 8)
 NETS = {
-    "residual": (residual, IMAGE, 3),
-    "depthwise": (depthwise, IMAGE, 2),
+    "residual": (Residual, IMAGE, 4),
+    "depthwise": (Separable, IMAGE, 4),
     "tied": (Tied, torch.randint(11, (3, 4)), 2),
     "bare": (lambda: nn.Linear(6, 2), torch.randn(3, 6), 1),
 }

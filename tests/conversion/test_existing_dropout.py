@@ -11,6 +11,7 @@ from torch.nn import functional
 import vardrop as vd
 from tests.nets import Parts, reload
 from tests.refusals import assert_refused
+from tests.zoo.vision import DropPath, StochasticDepth
 
 
 def attend(q, k, v, dropout=0.0):
@@ -90,38 +91,16 @@ def test_a_net_whose_only_dropout_is_in_code_names_the_example():
     assert spread(net) > 0
 
 
-class DropPath(nn.Module):
-    def __init__(self, drop_prob=0.5):
-        super().__init__()
-        self.drop_prob = drop_prob
-
-    def forward(self, x):
-        if not self.training:
-            return x
-        keep = 1 - self.drop_prob
-        return x * x.new_empty(len(x), *[1] * (x.dim() - 1)).bernoulli_(keep).div_(keep)
-
-
-class StochasticDepth(nn.Module):
-    def __init__(self, p=0.5):
-        super().__init__()
-        self.p = p
-
-    def forward(self, x):
-        keep = torch.full((len(x), *[1] * (x.dim() - 1)), 1 - self.p)
-        return x * torch.bernoulli(keep) / keep if self.training else x
-
-
 @pytest.mark.parametrize("kind", [DropPath, StochasticDepth])
 def test_stochastic_depth_follows_the_switch_without_an_example(kind, tmp_path):
-    net = nn.Sequential(nn.Linear(4, 4), kind()).eval()
+    net = nn.Sequential(nn.Linear(4, 4), kind(0.5)).eval()
     plan = vd.plan(net, vd.mc_dropout())
     assert [s.name for s in plan.changes] == ["1"]
     assert "=0.5) under the switch" in plan.changes[0].becomes
     vd.convert(net, vd.mc_dropout())
     with vd.sampling(net):
         assert not all(torch.equal(net(X), net(X)) for _ in range(20))
-    again = reload(net, nn.Sequential(nn.Linear(4, 4), kind()), tmp_path)
+    again = reload(net, nn.Sequential(nn.Linear(4, 4), kind(0.5)), tmp_path)
     assert type(again[1]) is type(net[1])
 
 

@@ -11,25 +11,22 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.app.runs.test_nothing_lost import same_tensors
 from tests.refusals import assert_refused
 from tests.running import python
-from tests.tuning.shared import After
+from tests.tuning.shared import After, adam, data, objective
 from vardrop._core import files
 from vardrop._core.files import read_tensors, remove, write_tensors
 from vardrop.app.report import report
 from vardrop.app.runs import Recorder, evaluate, fit, load_run, read_history
-from vardrop.app.runs.recorder import load_module, load_optimizer, optimizer_tensors
+from vardrop.app.runs.recorder import load_optimizer, optimizer_tensors
 from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.tuning import Loop, NotFiniteError, Position
 
 
-def loop(epochs=3, lr=1e-2):
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    elbo = vd.ELBO(vd.convert(net, vd.sparse_vd()), vd.Categorical(), 50)
-    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(3))
-    optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=lr))
-    return Loop(elbo, optimizer, x, torch.arange(50) % 3, epochs, batch_size=16)
+def loop(epochs=3):
+    elbo = objective()
+    return Loop(elbo, adam(elbo), *data(), epochs, batch_size=16)
 
 
 def timeless(directory):
@@ -65,21 +62,6 @@ def test_tensors_and_values_come_back(tmp_path):
     found, values = read_tensors(tmp_path / "t.safetensors")
     assert values == {"epoch": 3}
     assert all(torch.equal(found[name], t) for name, t in tensors.items())
-
-
-def test_damaged_files_are_told(tmp_path):
-    (tmp_path / "t.safetensors").write_bytes(b"\x08\x00nonsense")
-    (tmp_path / "c.json").write_text("{")
-    assert_refused("t.safetensors to be a safetensors", read_tensors, tmp_path / "t.safetensors")
-    assert_refused(
-        "File not found: .*absent.safetensors. Train first",
-        read_tensors,
-        tmp_path / "absent.safetensors",
-    )
-    assert_refused("c.json to hold JSON", files.read_json, tmp_path / "c.json")
-    assert_refused("Is this the directory of a run", files.read_json, tmp_path / "absent.json")
-    with pytest.raises(vd.VardropError, match="to fit the model, but got"):
-        load_module(nn.Linear(2, 1), {"weight": torch.zeros(3, 3)}, tmp_path / "x")
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e9])
@@ -337,17 +319,12 @@ def test_kills_change_nothing(tmp_path, count):
     assert places >= count // 2
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     for name in ("checkpoint.safetensors", "best.safetensors", "choice.safetensors"):
-        (expected, values), (found, again) = read_tensors(whole / name), read_tensors(broken / name)
-        assert values == again
-        assert set(found) == set(expected)
-        assert all(torch.equal(found[key], expected[key]) for key in expected), name
-    histories = [[{**r, "seconds": 0} for r in read_history(d)] for d in (whole, broken)]
-    assert histories[0] == histories[1]
-    assert len(histories[0]) == 11
-    results = [json.loads((d / "results.json").read_text()) for d in (whole, broken)]
-    assert results[0] == results[1]
-    assert not (whole / "trials").exists()
-    assert not (broken / "trials").exists()
+        assert same_tensors(whole / name, broken / name), name
+        assert read_tensors(whole / name)[1] == read_tensors(broken / name)[1]
+    assert timeless(whole) == timeless(broken)
+    assert len(timeless(whole)) == 11
+    assert (whole / "results.json").read_bytes() == (broken / "results.json").read_bytes()
+    assert not [*whole.glob("trials"), *broken.glob("trials")]
 
 
 # A run that was stopped at any moment predicts with what it has, or says how it gets a net.
