@@ -87,9 +87,8 @@ def test_numbers_agree_with_the_result_files_named_next_to_them():
         for row in re.split(r"\n\n|\n(?=\|)", prose):
             figures = list(figures_of(row))
             if FIGURE.search(row) and seeds_of(row) < 3:
-                assert "one seed" in row, (
-                    f"{page.name}: fewer than three seeds and no remark: {row}"
-                )
+                told = f"{page.name}: fewer than three seeds and no remark: {row}"
+                assert "one seed" in row, told
             for value, error, alone in FIGURE.findall(row) if figures else ():
                 checked += 1
                 assert written(figures, value or alone, error), f"{page.name}: {value}{alone} {row}"
@@ -103,11 +102,10 @@ def test_blocks_have_languages_that_are_run():
         assert set(fences) <= languages, page.name
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(p, marks=pytest.mark.slow) if p.stem in SLOW else p for p in PAGES],
-    ids=lambda p: str(p.relative_to(ROOT).with_suffix("")),
-)
+RUN = [pytest.param(p, marks=pytest.mark.slow) if p.stem in SLOW else p for p in PAGES]
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda p: str(p.relative_to(ROOT).with_suffix("")))
 def test_the_examples_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     module = ModuleType(f"page_{page.stem}")  # so that its classes can be pickled
@@ -188,7 +186,7 @@ def test_formulas_are_drawn_without_a_script(site):
 # The tutorials run as plain scripts, and their pages and notebooks are those scripts.
 
 
-TUTORIALS = Path(__file__).parent.parent / "docs" / "tutorials"
+TUTORIALS = ROOT / "docs" / "tutorials"
 SCRIPTS = sorted(p for p in TUTORIALS.glob("*.py") if p.stem != "write")
 
 

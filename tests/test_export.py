@@ -11,6 +11,7 @@ from torch import nn
 import vardrop as vd
 from tests.compression.nets import NETS, sparsen
 from tests.nets import Parts
+from tests.prediction.nets import NETS as PREDICTED, trained
 from tests.refusals import assert_refused
 from tests.z_scores import z_bound
 from vardrop.functional import GeneratorNoise, draw_from, standard_normal
@@ -21,8 +22,7 @@ with warnings.catch_warnings():
 pytest.importorskip("onnxscript")
 
 
-def session_of(path):
-    return onnxruntime.InferenceSession(path)
+session_of = onnxruntime.InferenceSession
 
 
 def answers(path, *tensors):
@@ -52,9 +52,8 @@ def test_onnx_equals_torch(tmp_path, name):
     assert size == (tmp_path / "net.onnx").stat().st_size
     for batch in (1, 5):
         x = torch.randn(batch, *shape)
-        assert torch.allclose(
-            answer(tmp_path / "net.onnx", x), small(x).detach(), rtol=0, atol=1e-5
-        )
+        found = answer(tmp_path / "net.onnx", x)
+        torch.testing.assert_close(found, small(x).detach(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -66,22 +65,9 @@ def test_program_equals_the_net_at_any_batch(name):
         assert torch.allclose(program.module()(x), small(x), atol=1e-6)
 
 
-class Attention(nn.Module):
-    """Self-attention that asks for the length of its batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(4, 12), nn.Linear(4, 3)
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).reshape(len(x), -1, 3, 2, 2).permute(2, 0, 3, 1, 4)
-        mixed = (q @ k.transpose(-2, -1)).softmax(-1) @ v
-        return self.out(mixed.transpose(1, 2).flatten(2).mean(1))
-
-
 @pytest.mark.parametrize("rows", [1, 3])
 def test_the_batch_size_of_the_example_is_not_fixed(tmp_path, rows):
-    net = Attention().eval()
+    net = PREDICTED["tokens"][0]().eval()  # asks for the length of its batch
     vd.export_onnx(net, torch.randn(rows, 5, 4), tmp_path / "net.onnx")
     for batch in (1, 2, 3, 7):
         x = torch.randn(batch, 5, 4)
@@ -141,44 +127,8 @@ def test_draws_are_those_of_the_layers():
 # Predictors.
 
 
-class Residual(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 4, 3)
-        self.pool, self.out = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.out(self.pool(self.b((x + self.a(x)).relu())).flatten(1))
-
-
-class Attending(nn.Module):
-    """Attention without dropout, over the pixels."""
-
-    def __init__(self):
-        super().__init__()
-        own = {"dim_feedforward": 8, "dropout": 0.0, "batch_first": True, "norm_first": True}
-        self.first = nn.Linear(2, 4)
-        self.attention = nn.TransformerEncoderLayer(4, 2, **own)
-        self.out = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.out(self.attention(self.first(x.flatten(2).transpose(1, 2))).mean(1))
-
-
-def chain():
-    return nn.Sequential(
-        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(16, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 3),
-    )  # fmt: skip
-
-
 def mlp(outputs=3):
     return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, outputs))
-
-
-def trained(make):
-    torch.manual_seed(0)
-    return vd.convert(make(), vd.sparse_vd(log_sigma2=-3.0)).eval(), torch.randn(5, 2, 6, 6)
 
 
 def assert_answers(found, predictor, expected, atol=1e-5):
@@ -211,18 +161,18 @@ def check_noise(path, predictor, x, *others):
         assert_answers(answers(path, batch, noise), predictor, expected)
 
 
-@pytest.mark.parametrize("make", [Residual, pytest.param(chain, marks=pytest.mark.slow)])
-def test_moments_are_one_graph_with_the_numbers_of_torch(tmp_path, make):
-    net, x = trained(make)
+@pytest.mark.parametrize("name", ["residual", pytest.param("norms", marks=pytest.mark.slow)])
+def test_moments_are_one_graph_with_the_numbers_of_torch(tmp_path, name):
+    net, x = trained(name)
     predictor = vd.freeze(net, mode="moments")
-    check_answers(tmp_path / "net.onnx", predictor, x[:1], x, torch.randn(1, 2, 6, 6))
+    check_answers(tmp_path / "net.onnx", predictor, x[:1], x, x[3:4])
 
 
 @pytest.mark.parametrize(
-    "make", [Residual, *(pytest.param(m, marks=pytest.mark.slow) for m in (Attending, chain))]
+    "name", ["residual", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tokens", "norms"))]
 )
-def test_draws_are_those_of_the_noise_that_is_passed_in(tmp_path, make):
-    net, x = trained(make)
+def test_draws_are_those_of_the_noise_that_is_passed_in(tmp_path, name):
+    net, x = trained(name)
     check_noise(tmp_path / "net.onnx", vd.freeze(net, samples=6), x[:1], x)
 
 
@@ -258,9 +208,9 @@ def test_one_noisy_layer_is_drawn_in_the_graph(tmp_path, name):
     check_noise(tmp_path / "net.onnx", vd.freeze(net, samples=6), *batches)
 
 
-@pytest.mark.parametrize("make", [chain, pytest.param(Residual, marks=pytest.mark.slow)])
-def test_draws_of_the_runtime_have_the_distribution_of_torch(tmp_path, make):
-    net, x = trained(make)
+@pytest.mark.parametrize("name", ["norms", pytest.param("residual", marks=pytest.mark.slow)])
+def test_draws_of_the_runtime_have_the_distribution_of_torch(tmp_path, name):
+    net, x = trained(name)
     predictor, calls = vd.freeze(net, samples=500), 4
     vd.export_onnx(predictor, x[:1], tmp_path / "net.onnx", outputs=["probs"])
     session = session_of(tmp_path / "net.onnx")
@@ -315,7 +265,7 @@ def test_conformal_sets_and_metadata_are_in_the_file(tmp_path):
 
 
 def test_a_program_of_torch_answers_too():
-    net, x = trained(chain)
+    net, x = trained("norms")
     predictor = vd.freeze(net, mode="moments")
     probs, lower = vd.export_program(predictor, x[:1], outputs=("probs", "lower")).module()(x)
     expected = dict(zip(predictor.output_names, predictor.outputs(x), strict=True))
@@ -328,30 +278,21 @@ def dependent():
     return Parts(lambda net, x: net.inner(x - x.mean(0)), inner=nn.Linear(4, 3))
 
 
-class Lacking(nn.Module):
-    def forward(self, x):
-        return torch.special.bessel_j0(x)
-
-
 def drawing():
     return Parts(lambda net, x: net.inner(x + torch.randn_like(x)), inner=nn.Linear(4, 3))
 
 
 @pytest.mark.parametrize("make, recipe, options, shape", [
     (lambda: nn.Sequential(nn.Linear(4, 3)), vd.bayes_by_backprop(estimator=vd.weight_sample), {"samples": 4}, (5, 4)),
-    (lambda: averaging(), vd.sparse_vd(), {"mode": "moments", "likelihood": vd.Gaussian(0.5)}, (5, 2, 4)),
+    (lambda: Parts(lambda net, x: net.inner(x.mean(1)), inner=nn.Linear(4, 1)), vd.sparse_vd(), {"mode": "moments", "likelihood": vd.Gaussian(0.5)}, (5, 2, 4)),
 ], ids=["functions are members", "an output has the name of an operation"])  # fmt: skip
 def test_a_graph_answers(tmp_path, make, recipe, options, shape):
     predictor = vd.freeze(vd.convert(make(), recipe).eval(), **options)
     check_answers(tmp_path / "net.onnx", predictor, torch.randn(shape))
 
 
-def averaging():
-    return Parts(lambda net, x: net.inner(x.mean(1)), inner=nn.Linear(4, 1))
-
-
 def lacking():
-    return nn.Sequential(nn.Linear(4, 3), Lacking())
+    return nn.Sequential(nn.Linear(4, 3), Parts(lambda net, x: torch.special.bessel_j0(x)))
 
 
 INPUT = {"noise": "input"}
@@ -362,15 +303,14 @@ INPUT = {"noise": "input"}
     (drawing, {}, INPUT, "noise='input' is not supported for .* random functions of torch.* noise='runtime'"),
     (mlp, {"draw": "functions", "memory": 1}, {}, r"not supported for whole functions.* vardrop.Ensemble\(vardrop.draws\(net, samples\)\)"),
     (lacking, {}, {}, "ONNX has, but got `bessel_j0`"),
-    (lacking, {"mode": "moments"}, {}, r"known moments, but got '1' \(Lacking\)"),
+    (lacking, {"mode": "moments"}, {}, r"known moments, but got '1' \(Parts\)"),
     (mlp, {}, {"outputs": ["mean"]}, "`outputs` to be one of 'probs', .* but got 'mean'"),
     (mlp, None, {"outputs": ["probs"]}, "`outputs` and `noise` require a predictor of vardrop.freeze"),
 ])  # fmt: skip
 def test_what_a_graph_cannot_hold(tmp_path, make, frozen, options, message):
-    net = (
-        make() if frozen is None else vd.freeze(vd.convert(make(), vd.sparse_vd()).eval(), **frozen)
-    )
-    path = tmp_path / "net.onnx"
+    net, path = make(), tmp_path / "net.onnx"
+    if frozen is not None:
+        net = vd.freeze(vd.convert(net, vd.sparse_vd()).eval(), **frozen)
     assert_refused(message, vd.export_onnx, net, torch.randn(5, 4), path, **options)
     assert not path.exists()
 
@@ -387,7 +327,7 @@ def test_draws_that_are_passes_have_the_distribution_of_predictions(make, recipe
     net, x = vd.convert(make(), recipe).eval(), torch.randn(5, 4)
     predictor = vd.freeze(net, samples=4, likelihood=vd.Values())
     vd.export_onnx(predictor, x, tmp_path / "net.onnx", outputs=["draws"])
-    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+    session = session_of(tmp_path / "net.onnx")
     (name,) = (i.name for i in session.get_inputs())
     runs = [session.run(None, {name: x.numpy()})[0] for _ in range(128)]
     drawn = torch.from_numpy(np.concatenate(runs)).double()  # (512, 5, outputs)

@@ -5,15 +5,13 @@ import json
 import re
 import tomllib
 import zipfile
-from pathlib import Path
 
 import pytest
 
 import vardrop as vd
-from tests.running import python
+from tests.running import ROOT, python
 from vardrop import recipes
 
-ROOT = Path(__file__).parent.parent
 BESIDE = ("py.typed", "app/report/page.html")
 
 
@@ -42,11 +40,8 @@ def test_no_file_is_read_through_pickle():
 
 
 NAMED = {"sklearn": "scikit-learn"}
-BROUGHT = {
-    "numpy": "constriction",
-    "PIL": "matplotlib",
-    "scipy": "scikit-learn",
-}  # by a package of the extra
+# By a package of the extra.
+BROUGHT = {"numpy": "constriction", "PIL": "matplotlib", "scipy": "scikit-learn"}
 
 
 def test_a_package_that_is_missing_is_sought_in_an_extra_that_has_it():

@@ -5,12 +5,12 @@ import inspect
 import re
 import tomllib
 from functools import cache
-from pathlib import Path
 
 import vardrop as vd
+from tests.running import ROOT
 from vardrop import recipes
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = ROOT / "docs"
 ENTRY = re.compile(r"^::: (vardrop[\w.]*)$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -21,9 +21,7 @@ def entries():
     names = [name for page in pages for name in ENTRY.findall(page)]
     methods = {f"vardrop.recipes.{name}" for name in ("weights", "features", "classes")}
     assert methods <= set(names)  # a page of all functions in a file, a new one included
-    names = [
-        name for name in names if not name.startswith("vardrop.integrations.")
-    ]  # need packages
+    names = [n for n in names if not n.startswith("vardrop.integrations.")]  # need packages
     built_in = [m for m, make in recipes.METHODS.items() if make.__module__ in methods]
     return [name for name in names if name not in methods] + [f"vardrop.{m}" for m in built_in]
 
@@ -66,10 +64,8 @@ def test_every_public_name_is_used_in_a_page():
 
 
 def parameters(function):
-    named = inspect.signature(function).parameters.values()
-    return [
-        p for p in named if p.name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
+    named = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
+    return [p for p in named if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
 def lacking(thing):
@@ -126,7 +122,6 @@ def test_a_name_that_no_page_has_is_found():
 # The tree in docs/architecture.md is the tree of src/vardrop, in the order of the import contract.
 
 
-ROOT = Path(__file__).parent.parent
 LINE = re.compile(r"^( +)((?:\w+(?:/|\.py)(?: +|$))+)", re.MULTILINE)
 
 

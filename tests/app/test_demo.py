@@ -3,19 +3,9 @@
 import pytest
 import torch
 
+from vardrop.app import demo
 from vardrop.app.data import Images
-from vardrop.app.demo import (
-    KINDS,
-    ROWS,
-    STRENGTHS,
-    Candidate,
-    cells,
-    choose,
-    compare,
-    corrupt,
-    main,
-    split,
-)
+from vardrop.app.demo import STRENGTHS, corrupt, split
 
 
 def test_the_parts_of_a_split_have_no_digit_in_common():
@@ -24,7 +14,7 @@ def test_the_parts_of_a_split_have_no_digit_in_common():
     assert len({tuple(x.tolist()) for part in parts for x in part.x}) == 1797
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", demo.KINDS)
 def test_corruptions_grow_with_their_strength_and_are_repeatable(kind):
     x = split(0)[2].x
     changes = [float((corrupt(kind, x, strength) - x).square().mean()) for strength in STRENGTHS]
@@ -42,8 +32,8 @@ def test_the_most_regularized_of_equal_candidates_is_chosen():
         return net
 
     data = Images(torch.zeros(100, 2), torch.tensor([0] * 50 + [1] * 50))
-    candidates = [Candidate(constant(p), p, 0) for p in (0.4, 0.5, 0.51, 0.9)]
-    assert choose(candidates, data).setting == 0.51
+    candidates = [demo.Candidate(constant(p), p, 0) for p in (0.4, 0.5, 0.51, 0.9)]
+    assert demo.choose(candidates, data).setting == 0.51
 
 
 def test_the_table_marks_the_best_and_the_sentence_counts_seeds():
@@ -51,11 +41,11 @@ def test_the_table_marks_the_best_and_the_sentence_counts_seeds():
     row |= {"corr. ECE": 0.2, "AUROC": 0.8, "file kB": 90.0, "train s": 1.0}
     other = row | {"corr. NLL": 1.5, "file kB": 3.0, "clean acc %": 94.5}
     scores = {"plain": [row, row], "sparse": [other, other | {"corr. NLL": 2.5}]}
-    table = cells(scores)
+    table = demo.cells(scores)
     assert table["plain"][0] == ("95.0*", "±0.0")
     assert table["sparse"][6] == ("3.0*", "±0.0")
     assert table["sparse"][3][1] == "±0.50"
-    text = compare(scores, "sparse", "plain")
+    text = demo.compare(scores, "sparse", "plain")
     assert "30.0 times smaller" in text
     assert "lower in 1 of 2" in text
     assert "accuracy -0.5 points" in text
@@ -64,9 +54,9 @@ def test_the_table_marks_the_best_and_the_sentence_counts_seeds():
 @pytest.mark.slow
 def test_the_demo_shows_all_models_and_its_claims(tmp_path, capsys):
     """Claims of one seed that held for all 13 seeds of the design: NLL and file size."""
-    scores = main(tmp_path / "demo", seeds=[30])
-    assert tuple(scores) == ROWS
-    plain, sparse, bayes = (scores[name][0] for name in ("plain", *ROWS[-1:-3:-1]))
+    scores = demo.main(tmp_path / "demo", seeds=[30])
+    assert tuple(scores) == demo.ROWS
+    plain, sparse, bayes = (scores[name][0] for name in ("plain", *demo.ROWS[-1:-3:-1]))
     assert sparse["file kB"] < plain["file kB"] / 15
     assert max(sparse["corr. NLL"], bayes["corr. NLL"]) < plain["corr. NLL"]
     assert capsys.readouterr().out.rstrip().endswith("report.html")

@@ -84,9 +84,7 @@ def test_where_selects_layers():
 def test_swap_refuses_what_has_no_gaussian():
     net = vd.convert(nn.Linear(2, 2), vd.dropconnect())
     assert_refused(r"Expected module '\(net\)' to have a Gaussian", vd.to_variance, net)
-    assert_refused(
-        "Expected `include` to select layers with noisy", vd.to_variance, net, include="x"
-    )
+    assert_refused("`include` to select layers with noisy", vd.to_variance, net, include="x")
     assert_refused("Expected `net` to have noisy modules", vd.to_variance, nn.Linear(2, 2))
 
 

@@ -10,19 +10,8 @@ from scipy.stats import norm, t
 from torch import nn
 
 import vardrop as vd
-from experiments.diagnostics import (
-    Estimate,
-    Permuted,
-    accuracies,
-    activation_alpha,
-    gradient_variance,
-    likelihood_covariance,
-    noise_level,
-    permutation_test,
-    permute_variances,
-    student_quantile,
-    transition,
-)
+from experiments import diagnostics
+from experiments.diagnostics import accuracies, activation_alpha, gradient_variance
 from tests.refusals import assert_refused
 
 WEIGHTS, BATCH, SIGMA, SPREAD = 100, 5, 0.7, 1.3
@@ -103,7 +92,7 @@ def noisy_inputs(count):
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_likelihood_covariance_of_a_linear_case(estimator):
-    result = likelihood_covariance(
+    result = diagnostics.likelihood_covariance(
         linear(1, 0.8, 0.5), noisy_inputs(2000), output_itself, estimator
     )
     covariance = 0.5**2 if estimator == vd.weight_sample else 0.0
@@ -113,13 +102,15 @@ def test_likelihood_covariance_of_a_linear_case(estimator):
         assert abs(part.value - expected) < limit * part.standard_error
         assert part.standard_error < 0.05
     assert result.batch_size == 6
-    assert likelihood_covariance(vd.convert(nn.Linear(3, 2), vd.sparse_vd()), classes(5)).variance.value > 0  # fmt: skip
+    assert diagnostics.likelihood_covariance(vd.convert(nn.Linear(3, 2), vd.sparse_vd()), classes(5)).variance.value > 0  # fmt: skip
 
 
 def test_the_parts_add_up_to_the_variance_of_the_batch_means():
     net, data = linear(1, 0.8, 0.5), noisy_inputs(50)
     torch.manual_seed(1)
-    result = likelihood_covariance(net, data, output_itself, vd.weight_sample, num_data=7)
+    result = diagnostics.likelihood_covariance(
+        net, data, output_itself, vd.weight_sample, num_data=7
+    )
     torch.manual_seed(1)
     net.estimator = vd.weight_sample
     means = torch.stack([7 * net(x).mean() for x, _ in data])
@@ -133,20 +124,21 @@ def test_jackknife_error_is_the_spread_over_repetitions():
     # jackknifed errors to less; 5.5 standard errors make 50%.
     arguments = output_itself, vd.weight_sample
     net = linear(1, 0.8, 0.5)
-    runs = [likelihood_covariance(net, noisy_inputs(60), *arguments).covariance for _ in range(60)]
+    runs = [
+        diagnostics.likelihood_covariance(net, noisy_inputs(60), *arguments).covariance
+        for _ in range(60)
+    ]
     spread = torch.tensor([r.value for r in runs]).std().item()
     stated = torch.tensor([r.standard_error for r in runs]).square().mean().sqrt().item()
     assert stated == pytest.approx(spread, rel=0.5)
 
 
 @pytest.mark.parametrize("df", [3, 5, 10, 100])
-@pytest.mark.parametrize("probability", [0.9, 0.975, 0.99])
-def test_student_quantile_is_below_one_percent_off(probability, df):
-    assert student_quantile(probability, df) == pytest.approx(t.ppf(probability, df), rel=0.01)
-
-
-def test_estimates_have_students_interval():
-    estimate = Estimate(2.0, 0.1, 31)
+def test_quantiles_and_intervals_are_those_of_student(df):
+    for probability in (0.9, 0.975, 0.99):
+        exact = t.ppf(probability, df)
+        assert diagnostics.student_quantile(probability, df) == pytest.approx(exact, rel=0.01)
+    estimate = diagnostics.Estimate(2.0, 0.1, 31)
     assert estimate.interval(0.95) == pytest.approx(t.interval(0.95, 30, 2.0, 0.1), rel=1e-4)
     assert str(estimate) == "2 (95 %: 1.8 to 2.2)"
 
@@ -188,7 +180,7 @@ def test_zero_mean_constants_and_a_dead_unit():
 def test_layer_matches_its_samples(layer, shape, activation):
     net, x, draws = layer().double(), torch.randn(shape).double(), 40_000
     vd.convert(net, vd.variational_dropout(per="layer", drop_rate=0.9, max_alpha=None))
-    alpha = noise_level(net, x, activation)[""]
+    alpha = diagnostics.noise_level(net, x, activation)[""]
     with torch.no_grad(), vd.sampling(net):
         y = net(x.expand(draws, *x.shape[1:]))
     y = y.relu() if activation == "relu" else y.abs()
@@ -215,21 +207,22 @@ def test_variances_move_and_means_stay(name, layer):
         net.log_sigma2.data.normal_()
     before = net.variance().detach().clone()
     after, again, other = (
-        permute_variances(net, torch.Generator().manual_seed(seed)).variance() for seed in (3, 3, 4)
+        diagnostics.permute_variances(net, torch.Generator().manual_seed(seed)).variance()
+        for seed in (3, 3, 4)
     )
     assert not torch.equal(after, before)
     assert torch.equal(after, again)
     assert not torch.equal(after, other)
     assert torch.equal(after.flatten().sort().values, before.flatten().sort().values)
-    assert torch.equal(permute_variances(net).weight, net.weight)
+    assert torch.equal(diagnostics.permute_variances(net).weight, net.weight)
     assert torch.equal(net.variance(), before)
-    assert not isinstance(net.posterior, Permuted)
+    assert not isinstance(net.posterior, diagnostics.Permuted)
 
 
 @pytest.mark.parametrize("estimator", [vd.weight_sample, vd.per_example, vd.flipout])
 def test_draws_have_the_permuted_variance(estimator):
     net = vd.convert(nn.Linear(3, 2, bias=False).double(), vd.variance_layer("sign", estimator))
-    shuffled = permute_variances(net, torch.Generator().manual_seed(1))
+    shuffled = diagnostics.permute_variances(net, torch.Generator().manual_seed(1))
     with torch.no_grad(), vd.sampling(shuffled):
         y = shuffled(torch.eye(3).double())  # signs: |y| is the standard deviation of each weight
     assert torch.allclose(y.abs(), shuffled.variance().sqrt().T)
@@ -238,13 +231,13 @@ def test_draws_have_the_permuted_variance(estimator):
 def test_tied_layers_share_their_permutation():
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     net[1].weight = net[0].weight
-    after = permute_variances(vd.convert(net, vd.variance_layer()))
+    after = diagnostics.permute_variances(vd.convert(net, vd.variance_layer()))
     assert torch.equal(after[0].variance(), after[1].variance())
 
 
 def test_scores_before_and_after_a_permutation():
     net = vd.convert(nn.Linear(4, 4), vd.variance_layer())
-    result = permutation_test(net, lambda m: m.variance()[0, 0].item(), permutations=7)
+    result = diagnostics.permutation_test(net, lambda m: m.variance()[0, 0].item(), permutations=7)
     assert result.before == net.variance()[0, 0].item()
     assert result.after.shape == (7,)
     assert result.drop == pytest.approx(result.before - result.after.mean().item())
@@ -281,16 +274,16 @@ def test_shares_of_alpha():
     with torch.no_grad():
         net.weight.fill_(1.0)
         net.log_sigma2.copy_(torch.tensor([[-1.0, -2.0, 0.0, 1.0], [2.9, 3.0, 4.0, math.inf]]))
-        state = transition(net, [(torch.ones(1, 4), torch.zeros(1).long())], samples=1)
+        state = diagnostics.transition(net, [(torch.ones(1, 4), torch.zeros(1).long())], samples=1)
     assert (state.below_one, state.between, state.above) == (0.25, 0.375, 0.375)
     assert str(state).startswith("alpha < 1: 25.0%, 1..e^3: 37.5%, >= e^3: 37.5% | accuracy det ")
 
 
 @pytest.mark.parametrize("measure", [
     lambda net, data: gradient_variance(net, data, estimator=vd.per_example),
-    lambda net, data: noise_level(net, data[0][0]),
+    lambda net, data: diagnostics.noise_level(net, data[0][0]),
     lambda net, data: accuracies(net, data, samples=2),
-    lambda net, data: likelihood_covariance(net, data, estimator=vd.weight_sample),
+    lambda net, data: diagnostics.likelihood_covariance(net, data, estimator=vd.weight_sample),
 ])  # fmt: skip
 def test_the_model_is_left_unchanged(measure):
     net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
@@ -322,9 +315,9 @@ def test_the_estimator_is_restored_after_an_error():
     ("at least 4 batches", gradient_variance, linear(WEIGHTS), (noisy_targets(3, 1.0), half_square)),
     ("an estimator that fits the posterior", gradient_variance, vd.convert(nn.Linear(2, 2), vd.dropconnect()), ([], None, vd.flipout)),
     ("`net` to have noisy modules", gradient_variance, nn.Linear(2, 2), ([],)),
-    ("`loss` to give one value for each", likelihood_covariance, linear(1), (noisy_inputs(3), lambda output, _: output.mean())),
-    ("at least 3 batches", likelihood_covariance, linear(1), (noisy_inputs(2), output_itself)),
-    ("`net` to have noisy weights", permute_variances, vd.convert(nn.Linear(2, 2), vd.binary_dropout()), ()),
+    ("`loss` to give one value for each", diagnostics.likelihood_covariance, linear(1), (noisy_inputs(3), lambda output, _: output.mean())),
+    ("at least 3 batches", diagnostics.likelihood_covariance, linear(1), (noisy_inputs(2), output_itself)),
+    ("`net` to have noisy weights", diagnostics.permute_variances, vd.convert(nn.Linear(2, 2), vd.binary_dropout()), ()),
     (r"shape \(8,\) in `loader`, but got \(8, 1\)", accuracies, linear(2).float(), ([(torch.zeros(8, 1), torch.zeros(8, 1).long())],)),
     ("`loader` to have examples", accuracies, linear(2), ([],)),
 ])  # fmt: skip

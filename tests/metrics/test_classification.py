@@ -11,15 +11,7 @@ from tests.refusals import assert_refused
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from vardrop import metrics
-from vardrop.metrics import (
-    aurc,
-    auroc,
-    ece,
-    nll,
-    nll_from_log_probs as log_nll,
-    reliability_curve,
-    risk_coverage,
-)
+from vardrop.metrics import aurc, auroc, ece, nll, nll_from_log_probs as log_nll, risk_coverage
 
 FROM_PROBS = [metrics.accuracy, nll, metrics.brier, metrics.ece, metrics.reliability_curve]
 
@@ -45,10 +37,7 @@ def test_scores_match_references(classes):
 def test_log_probs_agree_with_probs_and_survive_where_these_underflow():
     probs, y = predictions(50, 4)
     torch.testing.assert_close(log_nll(probs.log(), y), nll(probs, y))
-    log_probs, y = (
-        torch.tensor([[0.0, -200.0], [0.0, -1.0]]).log_softmax(dim=1),
-        torch.tensor([1, 0]),
-    )
+    log_probs, y = torch.tensor([[0.0, -200.0], [0.0, -1.0]]).log_softmax(1), torch.tensor([1, 0])
     assert nll(log_probs.exp(), y) == torch.inf
     assert log_nll(log_probs, y).item() == pytest.approx((200 + 0.3132617) / 2)
     assert log_nll(torch.tensor([[0.0, -torch.inf]]), torch.tensor([0])) == 0  # impossible class
@@ -126,10 +115,10 @@ def test_equal_mass_matches_split_of_sorted_rows(rows, bins):
 @pytest.mark.parametrize("scheme", ["width", "mass"])
 def test_equal_confidence_shares_a_bin(scheme):
     confidence = torch.tensor([0.6] * 5 + [0.9] * 5)
-    curve = reliability_curve(binary(confidence), torch.tensor([0, 1] * 5), 2, scheme)
+    curve = metrics.reliability_curve(binary(confidence), torch.tensor([0, 1] * 5), 2, scheme)
     expected = [0, 10] if scheme == "width" else [5, 5]
     assert curve.count.tolist() == expected
-    count = reliability_curve(binary(confidence), torch.tensor([0, 1] * 5), 5, scheme).count
+    count = metrics.reliability_curve(binary(confidence), torch.tensor([0, 1] * 5), 5, scheme).count
     assert sorted(count.tolist()) == [0, 0, 0, 5, 5]
 
 
@@ -138,7 +127,7 @@ def test_bins_are_closed_on_the_right():
     confidence = torch.tensor([0.2, 0.4, 0.6, 0.8, 1.0])
     rest = ((1 - confidence) / 4).unsqueeze(1).expand(5, 4)
     probs = torch.cat([confidence.unsqueeze(1), rest], dim=1)
-    curve = reliability_curve(probs, torch.zeros(5, dtype=torch.long), bins=15)
+    curve = metrics.reliability_curve(probs, torch.zeros(5, dtype=torch.long), bins=15)
     # 0.2 is the right edge of the third bin of fifteen, and so on.
     assert curve.count.tolist() == [0, 0, 1] * 5
     torch.testing.assert_close(curve.confidence[2::3], confidence)
@@ -151,13 +140,13 @@ def test_bins_are_closed_on_the_right():
 )  # fmt: skip
 def test_curve_adds_up_to_ece(seed, rows, bins, scheme):
     probs, y = predictions(rows, 3, seed)
-    curve = reliability_curve(probs, y, bins, scheme)
+    curve = metrics.reliability_curve(probs, y, bins, scheme)
     weighted = curve.count * (curve.accuracy - curve.confidence).abs() / rows
     torch.testing.assert_close(weighted.nansum(), ece(probs, y, bins, scheme))
     assert torch.equal(curve.accuracy.isnan(), curve.count == 0)
 
 
-@pytest.mark.parametrize("score", [ece, reliability_curve])
+@pytest.mark.parametrize("score", [ece, metrics.reliability_curve])
 @pytest.mark.parametrize("options, message", [
     ({"bins": 0}, r"Expected `bins` to be an integer of at least 1, but got 0\."),
     ({"scheme": "quantile"}, r"Expected `scheme` to be one of 'width', 'mass', but got 'quantile'\."),

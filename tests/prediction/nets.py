@@ -64,8 +64,8 @@ def tapped():
 
 def run_tokens(net, x):
     batch, length, _ = x.shape
-    query, key, value = net.qkv(x).view(batch, length, 3, 4).permute(2, 0, 1, 3)
-    return net.out(functional.scaled_dot_product_attention(query, key, value)).mean(1)
+    query, key, value = net.qkv(x).view(batch, length, 3, 1, 4).permute(2, 0, 3, 1, 4)
+    return net.out(functional.scaled_dot_product_attention(query, key, value)).mean((1, 2))
 
 
 def tokens():
@@ -101,6 +101,14 @@ def norms():
     )  # fmt: skip
 
 
+def grouped():
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 2, groups=2), nn.Flatten())
+
+
+def rows():
+    return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2))
+
+
 def encoder():
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
     return nn.Sequential(layer, nn.Flatten(), nn.Linear(24, 3))
@@ -110,7 +118,7 @@ NETS = {  # and the shapes of their examples
     "conv": (cnn, (1, 6, 6)), "residual": (residual, (2, 5, 5)), "skip": (skip, (4,)),
     "tapped": (tapped, (2, 5, 5)), "tokens": (tokens, (5, 4)), "recurrent": (recurrent, (6, 4)),
     "tied": (tied, (4,)), "dense": (dense, (5,)), "norms": (norms, (2, 6, 6)),
-    "encoder": (encoder, (3, 8)),
+    "encoder": (encoder, (3, 8)), "grouped": (grouped, (2, 6, 6)), "rows": (rows, (2, 6, 6)),
 }  # fmt: skip
 
 

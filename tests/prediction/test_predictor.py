@@ -34,12 +34,21 @@ def make(name, recipe=BAYES):
 COUNTS = pytest.mark.parametrize("count", [1000, pytest.param(20_000, marks=pytest.mark.slow)])
 
 
+NOISY_BIAS = vd.Recipe(vd.AdditiveGaussian(-2.0), noisy_bias=True)
+DRAWN = [(name, BAYES) for name in (*MODELS, "residual", "grouped", "rows")]
+
+
 @COUNTS
-@pytest.mark.parametrize("name", MODELS)
-def test_draws_as_trained_are_those_of_a_loop_over_the_model(name, count):
-    net, x = make(name)
-    found = vd.predict(net, x, 2 * count, likelihood=vd.Values(), seed=0).draws
-    with torch.no_grad(), vd.sampling(net), draw_from(GeneratorNoise(1)):
+@pytest.mark.parametrize(
+    "name, recipe", [*DRAWN, ("norms", NOISY_BIAS), ("conv", vd.variance_layer())]
+)
+def test_draws_as_trained_are_those_of_a_loop_over_the_model(name, recipe, count):
+    net, x = make(name, recipe)
+    kept = x.clone()
+    found = vd.predict(net.train(), x, 2 * count, likelihood=vd.Values(), seed=0).draws
+    assert all(m.training for m in net.modules())
+    assert torch.equal(x, kept)  # what is overwritten is never the input
+    with torch.no_grad(), vd.sampling(net.eval()), draw_from(GeneratorNoise(1)):
         expected = torch.stack([net(x) for _ in range(count)])
     assert_same_moments(found, expected, 5)
 
@@ -243,9 +252,8 @@ def test_bad_members_are_refused(models):
 
 def packed(net, x, lengths):
     """Embeds tokens, packs them by length and classifies the last state of an LSTM."""
-    sequences = nn.utils.rnn.pack_padded_sequence(
-        net.embed(x), lengths, batch_first=True, enforce_sorted=False
-    )
+    pack = nn.utils.rnn.pack_padded_sequence
+    sequences = pack(net.embed(x), lengths, batch_first=True, enforce_sorted=False)
     return net.last(net.recurrent(sequences)[1][0][-1])
 
 
@@ -286,14 +294,7 @@ def test_recurrent_dropout_by_whole_functions():
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 def test_memory_does_not_grow_with_the_draws():
-    environment = {"MALLOC_MMAP_THRESHOLD_": "131072"}
-    run = python(
-        ROOT / "benchmarks" / "memory.py",
-        "predict",
-        "10000",
-        env=environment,
-        check=True,
-        timeout=3600,
-    )
+    words = ROOT / "benchmarks" / "memory.py", "predict", "10000"
+    run = python(*words, env={"MALLOC_MMAP_THRESHOLD_": "131072"}, check=True, timeout=3600)
     print(run.stdout)
     assert json.loads(run.stdout)["ratio"] < 1.2

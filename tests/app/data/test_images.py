@@ -27,9 +27,9 @@ def idx(tmp_path, monkeypatch):
     folder = tmp_path / "source"
     folder.mkdir()
     pixels = torch.arange(5 * 28 * 28).remainder(256).to(torch.uint8)
+    head = struct.pack(">4I", 2051, 5, 28, 28)
     files = {
-        "train-images-idx3-ubyte.gz": struct.pack(">4I", 2051, 5, 28, 28)
-        + pixels.numpy().tobytes(),
+        "train-images-idx3-ubyte.gz": head + pixels.numpy().tobytes(),
         "train-labels-idx1-ubyte.gz": struct.pack(">2I", 2049, 5) + bytes([3, 1, 4, 1, 5]),
     }
     sums = []
@@ -81,10 +81,8 @@ def test_a_wrong_checksum_names_the_file(idx, server, tmp_path, monkeypatch):
     pytest.importorskip("pooch")
     publish(monkeypatch, server)
     (idx / "train-images-idx3-ubyte.gz").write_bytes(b"changed on the way")
-    with pytest.raises(
-        vd.VardropError, match="The download from http://127.0.0.1.* failed: .*hash"
-    ):
-        load_images("mnist", directory=tmp_path / "nowhere")
+    told, nowhere = "The download from http://127.0.0.1.* failed: .*hash", tmp_path / "nowhere"
+    assert_refused(told, load_images, "mnist", directory=nowhere)
 
 
 def test_what_cannot_be_fetched_says_where_to_put_it(idx, tmp_path, monkeypatch):

@@ -145,13 +145,11 @@ def read(tmp_path, content, name="t.csv", **more):
 
 
 SAME = {
-    "commas": ("t.csv", lines().encode()),
     "semicolons": ("t.csv", lines(";").encode()),
     "tabs": ("t.csv", lines("\t").encode()),
     "tsv": ("t.tsv", lines("\t").encode()),
     "bars": ("t.txt", lines("|").encode()),
     "packed": ("t.csv.gz", gzip.compress(lines().encode())),
-    "packed tsv": ("t.tsv.gz", gzip.compress(lines("\t").encode())),
     "utf-8 with a mark": ("t.csv", b"\xef\xbb\xbf" + lines().encode()),
     "utf-16": ("t.csv", lines().encode("utf-16")),
     "windows line ends": ("t.csv", lines().replace("\n", "\r\n").encode()),

@@ -14,14 +14,8 @@ import vardrop as vd
 from tests.app.runs.test_nothing_lost import same_tensors
 from tests.refusals import assert_refused
 from vardrop.app.data import Part
-from vardrop.app.runs import Settings, evaluate, evaluate_rows, fit, load_run, resume
-from vardrop.app.runs.held_out import (
-    Choice,
-    HeldOutPrediction,
-    baseline_scores,
-    fold_pairs,
-    score_held_out,
-)
+from vardrop.app.runs import Settings, evaluate, evaluate_rows, fit, held_out, load_run, resume
+from vardrop.app.runs.held_out import Choice, fold_pairs
 from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.prediction import predict
 
@@ -61,9 +55,8 @@ def test_a_table_of_150_rows_is_learned_with_nothing_given(tmp_path, made, setti
     assert run.config.method == vd.bayes_by_backprop(prior=vd.Normal(learned=True))
     found, scores = run.results["held_out"], run.results["metrics"]
     if made is smooth:
-        assert (
-            scores["rmse"] < 0.6 * float(run.data.test.y.std()) * run.about.preprocessing.target_std
-        )
+        spread = float(run.data.test.y.std()) * run.about.preprocessing.target_std
+        assert scores["rmse"] < 0.6 * spread
         assert found["net"]["nll"] < found["mean"]["nll"] - 0.4
     else:
         assert scores["accuracy"] >= 0.8
@@ -266,8 +259,8 @@ def test_scores_are_in_the_units_of_the_target():
     y = 2 * torch.randn(500, 1)
     p = predict(nn.Linear(1, 1), torch.zeros(500, 1), mode="mean", likelihood=vd.Gaussian(1.0))
     p = dataclasses.replace(p, mean=0 * p.mean, draws=0 * p.draws)
-    held = HeldOutPrediction(p, Part(torch.zeros(500, 1), y))
-    scores, each, deviations, _ = score_held_out([held], math.log(2.0), unit=3.0)
+    held = held_out.HeldOutPrediction(p, Part(torch.zeros(500, 1), y))
+    scores, each, deviations, _ = held_out.score_held_out([held], math.log(2.0), unit=3.0)
     assert scores["rmse"] == pytest.approx(3 * float(y.square().mean().sqrt()), rel=1e-5)
     expected = -torch.distributions.Normal(0.0, 6.0).log_prob(3 * y).flatten().double()
     assert torch.allclose(each, expected, atol=1e-5)
@@ -289,13 +282,13 @@ def test_every_row_is_held_out_once_and_classes_are_spread():
 
 def test_what_targets_alone_say():
     rows = Part(torch.zeros(8, 1), torch.tensor([0, 0, 0, 0, 0, 1, 1, 2]))
-    scores, each, *_ = baseline_scores([(rows, rows)], 4, 1.0)
+    scores, each, *_ = held_out.baseline_scores([(rows, rows)], 4, 1.0)
     assert each.shape == (8,)
     shares = torch.tensor([6, 3, 2, 1]) / 12
     assert scores["accuracy"] == 5 / 8
     assert scores["nll"] == pytest.approx(-float(shares[rows.y].log().mean()), abs=1e-6)
     values = Part(torch.zeros(4, 1), torch.tensor([[1.0], [3.0], [1.0], [3.0]]))
-    scores, *_ = baseline_scores([(values, values)], 0, 2.0)
+    scores, *_ = held_out.baseline_scores([(values, values)], 0, 2.0)
     assert scores["rmse"] == 2.0
     assert scores["nll"] == pytest.approx(0.5 * math.log(2 * math.pi * math.e) + math.log(2))
 
@@ -326,11 +319,7 @@ def test_a_run_without_its_choice_is_damaged(tmp_path):
     dataclasses.replace(run.choice, held_out=scores, rows=rows).write(tmp_path / "r")
     assert "before the scale of its noise was chosen" in load_run(tmp_path / "r").standing
     (tmp_path / "r" / "choice.safetensors").unlink()
-    assert_refused(
-        "File not found: .*choice.safetensors, which holds the scale of the noise",
-        load_run,
-        tmp_path / "r",
-    )
+    assert_refused("choice.safetensors, which holds the scale of the no", load_run, tmp_path / "r")
 
 
 def grouped(groups, seed, rows=None):
@@ -354,10 +343,8 @@ def test_groups_are_the_unit_of_conformal_intervals():
     for seed in range(2000):
         table = grouped(40, seed)
         score, group = np.abs(table.y.to_numpy() - table.a.to_numpy()), table.group.to_numpy()
-        held = Part(
-            torch.zeros(len(table), 1), torch.zeros(len(table), 1), None, torch.tensor(group)
-        )
-        held = held.take(held.group < 39)
+        zeros = torch.zeros(len(table), 1)
+        held = Part(zeros, zeros, None, torch.tensor(group)).take(torch.tensor(group < 39))
         new = made.choice(score[group == 39])
         deviations = torch.tensor(score[: len(held.y)])
         for unit, shares in (("group", held.shares), ("row", torch.ones(len(held.y)))):
