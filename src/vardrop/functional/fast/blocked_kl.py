@@ -17,6 +17,7 @@ fuse.
 from __future__ import annotations
 
 import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -62,7 +63,9 @@ def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
     A tensor is written through its blocks only if `like_layout` leaves it unchanged.
     """
-    if all(x.is_contiguous() for x in tensors):
+    if all([x.is_contiguous() for x in tensors]):
+        if tensors[0].numel() <= _BLOCK:  # a split would take longer than an operation
+            return iter([tuple([x.view(-1) for x in tensors])])
         return zip(*(x.view(-1).split(_BLOCK) for x in tensors), strict=True)
     ordered = [like_layout(x, tensors[0]) for x in tensors]
     flat = ((x if x.is_contiguous() else x.permute(0, 2, 3, 1)).view(-1) for x in ordered)
@@ -176,14 +179,16 @@ class _RatioKL(BlockedKL):
         total = weight.new_zeros(())
         scratch = weight.new_empty(3, min(_BLOCK, weight.numel()))
         for w, v in _blocks(weight, variance):
-            ratio = self.ratio(w, v, scratch[:, : len(w)])
-            if len(w) % 2 == 0:
+            ratio = self.ratio(w, v, scratch[:, : w.numel()])
+            while ratio.numel() % 2 == 0 and 4 * ratio.numel() > w.numel():
                 # log1p is expensive: log1p(a) + log1p(b) = log1p(a + b + a b), as precise.
-                a, b = ratio.chunk(2)
-                ratio = torch.addcmul(a, b, torch.add(a, 1, out=scratch[1, : len(a)]), out=a)
+                a, b = ratio.view(2, -1)
+                ratio = torch.addcmul(a, b, torch.add(a, 1, out=scratch[1, : a.numel()]), out=a)
             total += ratio.log1p_().sum()
-        # The product of two ratios leaves float32 if both are beyond 1e19, and one beyond 1e38.
-        return 0.5 * total if total.isfinite() else self.value_of_logs(weight, log_sigma2)
+        # The product of four ratios leaves float32 if all are beyond 1e9, and one beyond 1e38.
+        if not math.isfinite(float(total)):
+            return self.value_of_logs(weight, log_sigma2)
+        return total.mul_(0.5)
 
     def add_gradients(
         self, weight: Tensor, variance: Tensor, scale: float, to_weight: Tensor, to_variance: Tensor
@@ -191,7 +196,7 @@ class _RatioKL(BlockedKL):
         scratch = weight.new_empty(3, min(_BLOCK, weight.numel()))
         scale *= self.factor
         for w, v, grad_w, grad_s in _blocks(weight, variance, to_weight, to_variance):
-            slope = self.slope(w, v, scratch[:, : len(w)])
+            slope = self.slope(w, v, scratch[:, : w.numel()])
             grad_w.add_(slope, alpha=scale)
             grad_s.mul_(v).addcmul_(slope, w, value=-0.5 * scale)
         return ()
