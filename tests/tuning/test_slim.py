@@ -153,6 +153,26 @@ def test_widths_are_multiples_of_a_register_by_default():
     assert {free.net.one.out_channels % 8, free.net.two.out_channels % 8} != {0}
 
 
+def small_cnn():
+    """A class with BatchNorm, max pool and ReLU in place, of 16 and 32 channels."""
+    layers = {"one": nn.Conv2d(1, 16, 3, padding=1, bias=False), "norm": nn.BatchNorm2d(16)}
+    layers |= {"two": nn.Conv2d(16, 32, 3, padding=1), "head": nn.Linear(128, 4)}
+    relu, pool = nn.ReLU(inplace=True), nn.MaxPool2d(2)
+    hidden = lambda n, x: n.two(n.pool(n.relu(n.norm(n.one(x)))))
+    run = lambda n, x: n.head(n.pool(n.relu(hidden(n, x))).flatten(1))
+    return Parts(run, **layers, relu=relu, pool=pool).eval()
+
+
+@pytest.mark.parametrize(("macs", "kept"), [(0.5, True), (0.2, False)])
+def test_convolutions_keep_16_inputs_if_the_budget_allows_it(macs, kept):
+    """onnxruntime runs a convolution of fewer inputs with a slower kernel."""
+    net, x = small_cnn(), torch.randn(64, 1, 8, 8)
+    small = quick(net, (x, x.flatten(1)[:, :3].argmax(1)), macs=macs)
+    assert (small.net.two.in_channels == 16) == kept
+    assert small.net.two.out_channels < 32
+    assert small.left("macs") <= macs
+
+
 def clock(root):
     """Seconds as a root of the weights, whatever else runs here, in each runtime another one."""
 

@@ -83,6 +83,7 @@ class UnitGates(nn.Module):
         carriers = self._number(widths, lambda u: u.carriers)
         self._readers = self._number({n: v.inputs for n, v in layers.items()}, lambda u: u.readers)
         outputs = {n: self._emitters[n] + carriers[n] for n in widths}
+        self._convolutions = {name for name, view in layers.items() if view.weight.dim() > 2}
         self._costs = _Costs(net, graph, self._readers, outputs)
         self._factors: Tensor | None = None
 
@@ -138,14 +139,15 @@ class UnitGates(nn.Module):
 
         return before
 
-    def choose(self, fits: Callable[[Tensor], bool], multiple: int = 1) -> Tensor:
+    def choose(self, fits: Callable[[Tensor], bool], multiple: int = 1, least: int = 1) -> Tensor:
         """The most gates that fit a budget, highest logits first, as a boolean mask.
 
-        Layers keep multiples of `multiple` units if they have enough, and at least one unit. So the
-        mask may not fit if even the smallest one does not.
+        Layers keep multiples of `multiple` units, and inputs of convolutions keep `least` units, if
+        they have enough. Every layer keeps at least one unit. So the mask may not fit if even the
+        smallest one does not.
         """
         order = self.logit.detach().argsort(descending=True, stable=True).tolist()
-        layers = self._layers(multiple)
+        layers = self._layers(multiple, least)
         low, high = 0, len(order)  # `low` gates fit, or no number does
         while low < high:
             middle = (low + high + 1) // 2
@@ -161,13 +163,13 @@ class UnitGates(nn.Module):
                 mask = wider
         return mask
 
-    def evenly(self, fraction: float, multiple: int = 1) -> Tensor:
+    def evenly(self, fraction: float, multiple: int = 1, least: int = 1) -> Tensor:
         """A mask that keeps this fraction of the units of every layer, as `choose` rounds them."""
-        layers = self._layers(multiple)
+        layers = self._layers(multiple, least)
         chosen = (gates[: round(fraction * len(gates))] for gates, _, _ in layers)
         return self._mask([gate for gates in chosen for gate in gates], layers)
 
-    def _layers(self, multiple: int) -> list[tuple[list[int], int, int]]:
+    def _layers(self, multiple: int, least: int) -> list[tuple[list[int], int, int]]:
         """Gates with the same emitters, best first, how many open at a time, and how many stay."""
         order = self.logit.detach().argsort(descending=True, stable=True).tolist()
         paths: dict[tuple[str, ...], list[int]] = defaultdict(list)
@@ -180,8 +182,10 @@ class UnitGates(nn.Module):
             places = (p for u in self.units[gates[0]] for p in (*u.emitters, *u.readers))
             width = min(Counter(name for name, _ in places).values())
             step = multiple // math.gcd(multiple, width)
-            least = min(len(gates), step if multiple > 1 else int(all_gated))
-            layers.append((gates, step, least))
+            stay = step if multiple > 1 else int(all_gated)
+            if any(n in self._convolutions for u in self.units[gates[0]] for n, _ in u.readers):
+                stay = max(stay, math.ceil(least / width) if least > 1 else 0)
+            layers.append((gates, step, min(len(gates), stay)))
         return layers
 
     def _mask(self, chosen: Sequence[int], layers: list[tuple[list[int], int, int]]) -> Tensor:

@@ -59,7 +59,13 @@ _TIMED_ROWS = 64  # rows of the batch that is timed
 _WARMUP, _FIRST = 0.1, 0.04  # of the learning rate: fraction of the steps that it rises, its start
 _BATCHNORM_BATCHES = 50
 _TRIES = 5  # models that are timed to relate the latency to the MACs
-_MULTIPLES, _USED = (16, 8, 4, 2, 1), 0.9  # of units; the least fraction of the budget in use
+# Multiples of units, the least number of inputs of a convolution, and the largest fraction of the
+# budget that the narrowest such model may need, so that there are layers to choose from.
+_WIDTHS = (
+    *((16, 16, 0.75), (8, 16, 0.75), (4, 16, 0.75)),
+    *((8, 8, 0.5), (4, 4, 0.5), (2, 2, 0.5), (1, 1, 0.5)),
+)
+_USED = 0.85  # the least fraction of the budget that has to be used
 _LADDER, _MILD = (0.5, 0.25, 0.12, 0.06), (0.7, 0.85)  # fractions of the MACs that `max_drop` tries
 _BATCH_SIZE = 128
 _Measure = Callable[[Tensor], float]  # of a mask of gates
@@ -117,7 +123,8 @@ def slim(
         multiple: layers keep multiples of this many units, if they have as many. Registers hold 8
             or 16 numbers, and onnxruntime runs other widths with slower kernels: half of the MACs
             in odd widths can take longer than all of them. None is the largest of 16, 8, 4, 2 and 1
-            that can use nine tenths of the budget, and leaves layers to choose from.
+            that can use 85% of the budget and leaves layers to choose from. If the budget allows
+            it, convolutions then keep at least 16 inputs as well.
         seed: of the gates' draws and of the order of the examples in `data`.
         runtime: in which `latency` is measured.
         runtimes: in which both models are timed for the report: "torch", "onnxruntime" (if it is
@@ -273,9 +280,9 @@ class _Slimming:
             return float(gates.cost(mask, quantity))
 
         measure = partial(self._time, net, gates) if kind == "latency" else cost
-        wide = [m for m in _MULTIPLES if cost(gates.evenly(0, m)) <= limit / 2]
-        multiples = [self.multiple] if self.multiple else wide or [1]
-        narrow = self._narrow(gates, kind, limit, multiples, measure)
+        wide = [(m, n) for m, n, part in _WIDTHS if cost(gates.evenly(0, m, n)) <= part * limit]
+        widths = [(self.multiple, 1)] if self.multiple else wide or [(1, 1)]
+        narrow = self._narrow(gates, kind, limit, widths, measure)
         goal = cost(narrow) if kind == "latency" else limit
         fraction = min(_MOST_GATE_STEPS, _GATE_STEPS * max(1.0, -math.log2(max(goal, 1e-3))))
         gate_steps = min(max(1, round(fraction * self.steps)), max(1, self.steps - 1))
@@ -283,8 +290,8 @@ class _Slimming:
             with gates.acting(net):
                 price = _Price(gates, quantity, goal, gate_steps)
                 at = self._minimize(net, line, Position(), price)
-            for multiple in multiples[:1] if kind == "latency" else multiples:
-                mask = gates.choose(lambda mask: measure(mask) <= limit, multiple)
+            for width in widths[:1] if kind == "latency" else widths:
+                mask = gates.choose(lambda mask: measure(mask) <= limit, *width)
                 if cost(mask) >= _USED * goal:
                     break
             small, plan = self._cut(net, gates, mask)
@@ -350,22 +357,27 @@ class _Slimming:
         return seconds["after"] / seconds["before"]
 
     def _narrow(
-        self, gates: UnitGates, kind: str, limit: float, multiples: list[int], measure: _Measure
+        self,
+        gates: UnitGates,
+        kind: str,
+        limit: float,
+        widths: list[tuple[int, int]],
+        measure: _Measure,
     ) -> Tensor:
         """A mask of evenly narrowed layers that meets a latency. Other budgets are only checked."""
-        mask = gates.evenly(0, multiples[-1])
+        mask = gates.evenly(0, *widths[-1])
         if (least := measure(mask)) > limit:
             raise VardropError(
                 f"Expected `{kind}` to be at least {math.ceil(1000 * least) / 1000:g}, the cost of "
-                f"the narrowest model with multiples of {multiples[-1]} units, but got {limit:g}. "
+                f"the narrowest model with multiples of {widths[-1][0]} units, but got {limit:g}. "
                 "Ask for a larger fraction, or slim a model with wider or fewer layers."
             )
         low, high = 0.0, 1.0
         for _ in range(_TRIES if kind == "latency" else 0):
             middle = (low + high) / 2
-            is_fast = measure(gates.evenly(middle, multiples[0])) <= limit
+            is_fast = measure(gates.evenly(middle, *widths[0])) <= limit
             low, high = (middle, high) if is_fast else (low, middle)
-        return gates.evenly(low, multiples[0])
+        return gates.evenly(low, *widths[0])
 
     def _cut(self, net: nn.Module, gates: UnitGates, mask: Tensor) -> Shrunk:
         """The plain model with the means of the gates in the mask, without the other units."""
