@@ -40,6 +40,7 @@ Quantity = Literal["macs", "bytes"]
 _GateNumbers = dict[str, Tensor]
 _START = 3.0  # the initial logit of a gate: its mean is exactly one, and it is open in 99% of draws
 _LEAST = 0.1  # the smallest factor of an open gate
+_BLOCK = 4  # runtimes have fast kernels for convolutions of multiples of so many inputs
 
 
 class UnitGates(nn.Module):
@@ -142,9 +143,9 @@ class UnitGates(nn.Module):
     def choose(self, fits: Callable[[Tensor], bool], multiple: int = 1, least: int = 1) -> Tensor:
         """The most gates that fit a budget, highest logits first, as a boolean mask.
 
-        Layers keep multiples of `multiple` units, and inputs of convolutions keep `least` units, if
-        they have enough. Every layer keeps at least one unit. So the mask may not fit if even the
-        smallest one does not.
+        Layers keep multiples of `multiple` units if they have enough, and at least one unit. With
+        `least` above 1, convolutions keep so many inputs if they have enough, and multiples of 4.
+        So the mask may not fit if even the smallest one does not.
         """
         order = self.logit.detach().argsort(descending=True, stable=True).tolist()
         layers = self._layers(multiple, least)
@@ -181,10 +182,10 @@ class UnitGates(nn.Module):
             # The smallest number of units of a layer that belong to one gate: a head, or one unit.
             places = (p for u in self.units[gates[0]] for p in (*u.emitters, *u.readers))
             width = min(Counter(name for name, _ in places).values())
-            step = multiple // math.gcd(multiple, width)
-            stay = step if multiple > 1 else int(all_gated)
-            if any(n in self._convolutions for u in self.units[gates[0]] for n, _ in u.readers):
-                stay = max(stay, math.ceil(least / width) if least > 1 else 0)
+            feeds = any(n in self._convolutions for u in self.units[gates[0]] for n, _ in u.readers)
+            rounding = max(multiple, _BLOCK) if feeds and least > 1 else multiple
+            step = rounding // math.gcd(rounding, width)
+            stay = max(step if rounding > 1 else int(all_gated), least // width if feeds else 0)
             layers.append((gates, step, min(len(gates), stay)))
         return layers
 

@@ -59,13 +59,8 @@ _TIMED_ROWS = 64  # rows of the batch that is timed
 _WARMUP, _FIRST = 0.1, 0.04  # of the learning rate: fraction of the steps that it rises, its start
 _BATCHNORM_BATCHES = 50
 _TRIES = 5  # models that are timed to relate the latency to the MACs
-# Multiples of units, the least number of inputs of a convolution, and the largest fraction of the
-# budget that the narrowest such model may need, so that there are layers to choose from.
-_WIDTHS = (
-    *((16, 16, 0.75), (8, 16, 0.75), (4, 16, 0.75)),
-    *((8, 8, 0.5), (4, 4, 0.5), (2, 2, 0.5), (1, 1, 0.5)),
-)
-_USED = 0.85  # the least fraction of the budget that has to be used
+_MULTIPLES, _INPUTS = (16, 8, 4, 2, 1), 16  # of units; the least inputs of a convolution
+_USED = 0.9  # the least fraction of the budget that has to be used
 _LADDER, _MILD = (0.5, 0.25, 0.12, 0.06), (0.7, 0.85)  # fractions of the MACs that `max_drop` tries
 _BATCH_SIZE = 128
 _Measure = Callable[[Tensor], float]  # of a mask of gates
@@ -123,8 +118,8 @@ def slim(
         multiple: layers keep multiples of this many units, if they have as many. Registers hold 8
             or 16 numbers, and onnxruntime runs other widths with slower kernels: half of the MACs
             in odd widths can take longer than all of them. None is the largest of 16, 8, 4, 2 and 1
-            that can use 85% of the budget and leaves layers to choose from. If the budget allows
-            it, convolutions then keep at least 16 inputs as well.
+            that can use nine tenths of the budget, and leaves layers to choose from. If the
+            budget allows it, convolutions then keep at least 16 inputs as well.
         seed: of the gates' draws and of the order of the examples in `data`.
         runtime: in which `latency` is measured.
         runtimes: in which both models are timed for the report: "torch", "onnxruntime" (if it is
@@ -197,6 +192,19 @@ def _make_source(data: LabelledData, device: torch.device) -> BatchSource:
         size = max(2, min(_BATCH_SIZE, len(y) // 8))
         return TensorBatches((x, y), size, device, drop_last=len(y) >= size)
     return StreamBatches(data, device, name="data")
+
+
+def _list_widths(gates: UnitGates, cost: _Measure, limit: float) -> list[tuple[int, int]]:
+    """Multiples of units with the least inputs of convolutions, fastest first, for a budget.
+
+    They leave layers to choose from: a convolution keeps 16 inputs only if the other layers can
+    then keep three quarters of the budget, and the narrowest model needs at most half of it.
+    """
+    wide = [
+        (m, _INPUTS) for m in _MULTIPLES if cost(gates.evenly(0.75 * limit, m, _INPUTS)) <= limit
+    ]
+    free = [(m, 1) for m in _MULTIPLES if cost(gates.evenly(0, m)) <= limit / 2]
+    return [*wide, *free] or [(1, 1)]
 
 
 class _Price(Callback):
@@ -280,8 +288,7 @@ class _Slimming:
             return float(gates.cost(mask, quantity))
 
         measure = partial(self._time, net, gates) if kind == "latency" else cost
-        wide = [(m, n) for m, n, part in _WIDTHS if cost(gates.evenly(0, m, n)) <= part * limit]
-        widths = [(self.multiple, 1)] if self.multiple else wide or [(1, 1)]
+        widths = [(self.multiple, 1)] if self.multiple else _list_widths(gates, cost, limit)
         narrow = self._narrow(gates, kind, limit, widths, measure)
         goal = cost(narrow) if kind == "latency" else limit
         fraction = min(_MOST_GATE_STEPS, _GATE_STEPS * max(1.0, -math.log2(max(goal, 1e-3))))

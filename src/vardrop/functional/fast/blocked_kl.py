@@ -63,9 +63,9 @@ def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
     A tensor is written through its blocks only if `like_layout` leaves it unchanged.
     """
-    if all([x.is_contiguous() for x in tensors]):
+    if all(x.is_contiguous() for x in tensors):
         if tensors[0].numel() <= _BLOCK:  # a split would take longer than an operation
-            return iter([tuple([x.view(-1) for x in tensors])])
+            return iter([tuple(x.view(-1) for x in tensors)])
         return zip(*(x.view(-1).split(_BLOCK) for x in tensors), strict=True)
     ordered = [like_layout(x, tensors[0]) for x in tensors]
     flat = ((x if x.is_contiguous() else x.permute(0, 2, 3, 1)).view(-1) for x in ordered)
