@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from nets import lenet5, mlp
-from vardrop.compression import shrink, sparsify
+from vardrop.compression import shrink
 from vardrop.compression.probes import time_interleaved
 
 NETS = {
@@ -38,7 +38,7 @@ def main(kept: float = 0.02) -> None:
         print(f"{name}\n{plan}")
         for batch in (256, 1):
             x = torch.randn(batch, 1, 28, 28, generator=generator)
-            nets = {"dense": dense, "shrunken": small, "chosen": sparsify(small, x)}
+            nets = {"dense": dense, "shrunken": small}
             times = time_interleaved({n: partial(net, x) for n, net in nets.items()})
             for n, t in times.items():
                 print(f"  batch {batch:3}  {n:9} {t * 1e6:9.1f} us  {times['dense'] / t:6.2f} x")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -15,15 +14,7 @@ from pruned_nets import NETS, pruned
 from torch import Tensor, nn
 
 import vardrop as vd
-from vardrop.compression import SparseLinear, zero_pruned_weights
-
-
-def _sparse(net: nn.Module) -> nn.Module:
-    net = copy.deepcopy(net)
-    for name, module in list(net.named_modules()):
-        if type(module) is nn.Linear:
-            net.set_submodule(name, SparseLinear(module))
-    return net
+from vardrop.compression import zero_pruned_weights
 
 
 def _onnx(net: nn.Module, x: Tensor, threads: int) -> Run:
@@ -57,10 +48,7 @@ def latency(settings: Settings) -> list[Row]:
             x = torch.rand(batch, 1, 28, 28)
             dense, thin = make().eval(), zero_pruned_weights(noisy)[0]
             small = vd.shrink(noisy, x[:1], drop_inputs=True).net
-            nets = {
-                "dense": dense, "masked": thin, "CSR": _sparse(thin), "shrunken": small,
-                "shrunken, CSR where it wins": vd.sparsify(small, x),
-            }  # fmt: skip
+            nets = {"dense": dense, "masked": thin, "shrunken": small}
             group, case = "latency of a pruned net", f"{name} b{batch}"
             others, failed = working(group, case, _runtimes(small, x, settings))
             runs = {n: forward(net, x) for n, net in nets.items()} | others

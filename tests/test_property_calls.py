@@ -166,7 +166,6 @@ VERBS = {
     "save_noisy": (vd.save_noisy, lambda folder: {"net": noisy(), "path": folder / "s.safetensors"}),
     "shrink": (vd.shrink, lambda folder: {"net": noisy(), "example_input": X, "threshold": 3.0, "drop_inputs": False, "progress": False}),
     "slim": (vd.slim, lambda folder: dict(net=plain(), data=PAIR, validation=PAIR, lr=0.01, loss=None, multiple=1, seed=0, runtime="torch", **SLIM)),
-    "sparsify": (vd.sparsify, lambda folder: {"net": plain(), "example_input": X}),
     "sparsity": (vd.sparsity, lambda folder: {"net": noisy(), "threshold": 3.0}),
     "to_json": (vd.to_json, lambda folder: {"value": vd.ard()}),
     "to_variance": (vd.to_variance, lambda folder: {"net": noisy(), "include": "*"}),

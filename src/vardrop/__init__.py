@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from vardrop.app.runs import load_run as load_run, resume as resume
     from vardrop.app.runs.fit import fit as fit
     from vardrop.compression import Shrunk as Shrunk, choose_threshold as choose_threshold
-    from vardrop.compression import load as load, sparsify as sparsify, unpack as unpack
+    from vardrop.compression import load as load, unpack as unpack
     from vardrop.compression.pack import pack as pack
     from vardrop.compression.save import save as save
     from vardrop.compression.shrink import shrink as shrink
@@ -94,7 +94,7 @@ _LAZY = {  # they need extras, so they are imported when they are used
     "vardrop.app.report": "compare_runs",
     "vardrop.app.runs": "Run compare_methods load_run resume",
     "vardrop.app.runs.fit": "fit",
-    "vardrop.compression": "Shrunk choose_threshold load sparsify unpack",
+    "vardrop.compression": "Shrunk choose_threshold load unpack",
     "vardrop.compression.pack": "pack",
     "vardrop.compression.save": "save",
     "vardrop.compression.shrink": "shrink",

@@ -28,7 +28,7 @@ from vardrop._core.files import write_atomically
 from vardrop._core.torch_private import tree_map_only
 from vardrop.compression.mask import check_means
 from vardrop.compression.probes import Inputs, check_runs, to_arguments
-from vardrop.compression.save import as_path, to_dense
+from vardrop.compression.save import as_path
 from vardrop.likelihoods import check_model
 from vardrop.noisy import evaluating
 from vardrop.prediction import Predictor
@@ -176,7 +176,7 @@ def _trace(
     inputs = to_arguments(example_input)
     check_runs(net, inputs)
     check_means(net, "to export")
-    return _export(to_dense(net)[0], _with_two_examples(inputs), (0,) * len(inputs)), None
+    return _export(net, _with_two_examples(inputs), (0,) * len(inputs)), None
 
 
 def _with_two_examples(inputs: Inputs) -> Inputs:

@@ -20,7 +20,7 @@ from tests.compression.nets import NETS, sparsen
 from tests.nets import assert_unchanged
 from tests.refusals import assert_refused
 from vardrop._core.files import write_tensors
-from vardrop.compression import Select, SparseLinear, load, pack, save, shrink, unpack
+from vardrop.compression import Select, load, pack, save, shrink, unpack
 
 FORMATS = pytest.mark.parametrize(("write", "read"), [(save, load), (pack, unpack)])
 
@@ -110,17 +110,6 @@ def test_coarser_steps_take_fewer_bytes(tmp_path):
     assert sizes[0] > 1.3 * sizes[-1]
 
 
-def test_sparse_layers_survive_a_file(tmp_path):
-    layer = nn.Linear(400, 400)
-    layer.weight.data[torch.rand(400, 400) > 0.01] = 0
-    net = nn.Sequential(SparseLinear(layer))
-    save(net, tmp_path / "net.safetensors")
-    loaded = load(tmp_path / "net.safetensors", into=nn.Sequential(nn.Linear(400, 400)))
-    assert isinstance(loaded[0], SparseLinear)
-    x = torch.randn(4, 400)
-    assert torch.equal(loaded(x), net(x))
-
-
 @FORMATS
 def test_a_net_that_was_shrunk_twice_comes_back(tmp_path, write, read):
     def fresh():
@@ -201,10 +190,9 @@ def test_wrong_nets_and_missing_files_are_named(tmp_path, write, read):
 
 def test_forged_plan_with_a_right_checksum_is_refused(tmp_path):
     net, path = nn.Linear(2, 1), tmp_path / "net.safetensors"
-    empty = {"sizes": {}, "select": {}, "scale": {}, "identity": [], "sparse": []}
+    empty = {"sizes": {}, "select": {}, "scale": {}, "identity": []}
     forged = [
         {"sizes": {"": [-1, 1, 1]}}, {"sizes": {"": ["x"]}}, {"select": {"": [1e12, 0]}},
-        {"sparse": ["forward"]},
     ]  # fmt: skip
     for plan in ({}, [], *({**empty, **entry} for entry in forged)):
         content = {**plan, "format": "vardrop net 1"} if isinstance(plan, dict) else plan

@@ -163,12 +163,6 @@ def test_onnx_and_program(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_sparsify():
-    assert_refused("to be plain, but got noise in '0'", vd.sparsify, noisy(), X)
-    assert_refused("Expected `net` to be a torch.nn.Module", vd.sparsify, None, X)
-    assert_refused("Expected `net` to take `example_input`", vd.sparsify, mlp(), torch.zeros(1, 9))
-
-
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [

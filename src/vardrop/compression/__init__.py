@@ -1,4 +1,4 @@
-"""Compression: mask, threshold, shrink, sparse execution, files."""
+"""Compression: mask, threshold, shrink, files."""
 
 from vardrop.compression.costs import LayerCost as LayerCost
 from vardrop.compression.mask import zero_pruned_weights as zero_pruned_weights
@@ -11,7 +11,6 @@ from vardrop.compression.shrink import (
     Shrunk as Shrunk,
     shrink as shrink,
 )
-from vardrop.compression.sparse import SparseLinear as SparseLinear, sparsify as sparsify
 from vardrop.compression.threshold import (
     Point as Point,
     Threshold as Threshold,

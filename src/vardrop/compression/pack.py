@@ -36,7 +36,6 @@ from vardrop.compression.save import (
     load_tensors,
     report_malformed_file,
     resize_to,
-    to_dense,
 )
 from vardrop.compression.shrink import Shrunk
 
@@ -128,14 +127,13 @@ def pack(
     net, plan = model if isinstance(model, Shrunk) else (model, None)
     target = as_path(path)
     check_plain(net)
-    dense, _ = to_dense(net)
     if standard_deviations is None:
         standard_deviations = plan.standard_deviations if plan else {}
-    steps = _grid_steps(dense, standard_deviations, tolerance)
-    raw, per_weight = _to_bytes(dense, steps)
-    decoded = _from_bytes(raw, str(path), dense)
-    _compare(dense, decoded, steps)
-    size = plan.total("bytes")[0] if plan else sum(4 * p.numel() for p in dense.parameters())
+    steps = _grid_steps(net, standard_deviations, tolerance)
+    raw, per_weight = _to_bytes(net, steps)
+    decoded = _from_bytes(raw, str(path), net)
+    _compare(net, decoded, steps)
+    size = plan.total("bytes")[0] if plan else sum(4 * p.numel() for p in net.parameters())
     scores: tuple[float, ...] = ()
     if validation is not None and metric is not None:
         scores = (score(net, validation, metric), score(decoded, validation, metric))

@@ -27,7 +27,6 @@ from vardrop.compression.layer_views import AffineView, replace_module, view_of
 from vardrop.compression.modules.pruned_attention import SlimAttention
 from vardrop.compression.modules.pruned_recurrent import resize_recurrent
 from vardrop.compression.modules.select import Lookup, Scale, Select, selection_of
-from vardrop.compression.sparse import SparseLinear
 from vardrop.layers import NOISY_TYPES
 from vardrop.likelihoods import check_model
 from vardrop.noisy import Noisy, named_modules_of
@@ -43,7 +42,7 @@ def save(net: nn.Module, path: str | PathLike[str]) -> int:
     models give equal bytes.
 
     Args:
-        net: a plain model, such as the result of `shrink` or `sparsify`.
+        net: a plain model, such as the result of `shrink`.
         path: the file, which ends in .safetensors by convention.
 
     Returns:
@@ -59,9 +58,7 @@ def save(net: nn.Module, path: str | PathLike[str]) -> int:
     """
     check_model(net)
     target = as_path(path)
-    dense, sparse = to_dense(net)
-    plan = {"format": _FORMAT, **layer_sizes(dense), "sparse": sparse}
-    write_tensors(target, dense.state_dict(), plan)
+    write_tensors(target, net.state_dict(), {"format": _FORMAT, **layer_sizes(net)})
     return target.stat().st_size
 
 
@@ -94,9 +91,6 @@ def load(path: str | PathLike[str], into: nn.Module) -> nn.Module:
     with report_malformed_file(str(path)):
         net = resize_to(into, plan)
         load_tensors(net, tensors)
-        for name in plan["sparse"]:
-            layer: Any = net.get_submodule(name)
-            net = replace_module(net, name, SparseLinear(layer))
     return net.eval()
 
 
@@ -114,16 +108,6 @@ def report_malformed_file(path: str) -> AbstractContextManager[None]:
             "The file was not written by vardrop."
         )
     )
-
-
-def to_dense(net: nn.Module) -> tuple[nn.Module, list[str]]:
-    """The model with dense layers instead of CSR layers (then a copy), and their names."""
-    names = list(named_modules_of(net, SparseLinear))
-    if names:
-        net = copy.deepcopy(net)
-        for name, sparse in named_modules_of(net, SparseLinear).items():
-            net = replace_module(net, name, sparse.dense())
-    return net, names
 
 
 def layer_sizes(net: nn.Module) -> dict[str, Any]:
