@@ -194,8 +194,8 @@ def test_heads_whose_weights_are_returned_stay():
 
     net, x = Showing({}, {}), torch.randn(4, 2, 12)
     net.attention.out_proj.weight.data[:, :4] = 0
-    plan = vd.shrink(net, (x, x)).plan
-    assert type(plan.apply(net).attention) is nn.MultiheadAttention
+    small, plan = vd.shrink(net, (x, x))
+    assert type(small.attention) is nn.MultiheadAttention
     assert all(r.before.outputs == r.after.outputs for r in plan.layers)
 
 
@@ -227,9 +227,9 @@ def test_sparse_attention_keeps_the_deviations_of_its_weights_for_pack(tmp_path)
     }
     vd.pack(vd.Shrunk(small, plan), tmp_path / "small.vdp")
     net.attention.out_proj.log_sigma2.data.fill_(-10.0)
-    plan = vd.shrink(net, (x, x)).plan
-    assert "attention.in_proj_weight" in plan.standard_deviations
-    vd.pack(vd.Shrunk(plan.apply(net), plan), tmp_path / "whole.vdp")
+    whole = vd.shrink(net, (x, x))
+    assert "attention.in_proj_weight" in whole.plan.standard_deviations
+    vd.pack(whole, tmp_path / "whole.vdp")
 
 
 def test_a_file_with_slim_attention_needs_attention_to_be_read_into(tmp_path):

@@ -107,8 +107,8 @@ def test_layers_of_one_size_keep_as_many_units_each():
     kill(net, 0)
     net.head.weight.data[:, 1] = 0
     net.layer.weight_hh_l1.data[:, 1] = 0
-    plan = vd.shrink(net, x).plan
-    assert plan.apply(net).layer.hidden_size == 7
+    small, plan = vd.shrink(net, x)
+    assert small.layer.hidden_size == 7
     assert "1 units stay to keep layers of equal width." in plan.notes
 
 
@@ -160,8 +160,8 @@ def test_a_state_that_is_given_or_returned_stays():
 def test_one_step_tells_too_little():
     net = Reader().eval()
     kill(net, 1)
-    plan = vd.shrink(net, example()[:, :1]).plan
-    assert plan.apply(net).layer.hidden_size == 8
+    small, plan = vd.shrink(net, example()[:, :1])
+    assert small.layer.hidden_size == 8
     assert any("pass an example with two or more" in note for note in plan.notes)
 
 
@@ -176,31 +176,6 @@ def test_a_sparse_net_is_shrunk_and_packed(tmp_path):
     assert plan.standard_deviations["layer.weight_hh_l0"].shape == (28, 7)
     vd.pack(vd.Shrunk(small, plan), tmp_path / "small.vdp")
     assert vd.unpack(tmp_path / "small.vdp", into=Reader()).layer.hidden_size == 7
-
-
-def test_words_without_a_vector_share_one_entry(tmp_path):
-    net, x = vd.convert(Reader(), vd.sparse_vd()), example()
-    net.words.log_sigma2.data[5:] = 10.0
-    small, plan = vd.shrink(net, x, drop_inputs=True)
-    assert (small.words[1].num_embeddings, small.words[0].index.tolist()[3:7]) == (6, [3, 4, 5, 5])
-    assert "'words' keeps 5 of 20 entries, and a zero." in plan.notes
-    every = torch.arange(20).view(4, 5)
-    whole = vd.shrink(net, x).net
-    assert whole.words.num_embeddings == 20
-    torch.testing.assert_close(small(every), whole(every))
-    for wrong in (-1, 20):
-        with pytest.raises(IndexError):
-            small(torch.full((1, 2), wrong))
-    vd.save(small, tmp_path / "small.safetensors")
-    again = vd.load(tmp_path / "small.safetensors", into=Reader())
-    assert torch.equal(again(every), small(every))
-    vd.pack(vd.Shrunk(small, plan), tmp_path / "small.vdp")
-    rounded = vd.unpack(tmp_path / "small.vdp", into=Reader())
-    assert torch.equal(rounded.words[0].index, small.words[0].index)
-    other = Reader()
-    other.words = nn.Linear(20, 6)
-    refused = "'words' of `into` to be nn.Embedding"
-    assert_refused(refused, vd.load, tmp_path / "small.safetensors", into=other)
 
 
 def test_gates_on_inputs_and_state_take_units_out():

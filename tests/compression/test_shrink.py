@@ -27,8 +27,8 @@ def assert_equal(net, small, shape, tolerance=1e-5):
 def test_shrunken_equals_masked(name, drop_inputs):
     make, shape = NETS[name]
     net = sparsen(make(), generator(), share=0.7)
-    plan = shrink(net, torch.zeros(1, *shape), drop_inputs=drop_inputs).plan
-    assert_equal(net, plan.apply(net), shape)
+    small, plan = shrink(net, torch.zeros(1, *shape), drop_inputs=drop_inputs)
+    assert_equal(net, small, shape)
     before, after = plan.total("bytes")
     assert after < 0.9 * before
 
@@ -249,8 +249,8 @@ def test_net_that_marks_cannot_be_followed_through_stays_whole():
             return super().forward(x)
 
     net = sparsen(Strict(), generator())
-    plan = shrink(net, torch.zeros(1, 3, 8, 8)).plan
-    assert_equal(net, plan.apply(net), (3, 8, 8))
+    small, plan = shrink(net, torch.zeros(1, 3, 8, 8))
+    assert_equal(net, small, (3, 8, 8))
     assert all(r.before.outputs == r.after.outputs for r in plan.layers)
     assert "marks cannot be followed through this model (a missing value)" in str(plan)
 
@@ -330,8 +330,8 @@ def test_gates_of_tied_layers_fold_into_weights_of_their_own(recipe):
                 end = 0.1 * (1 + int(name[0]))
                 parameter.add_(torch.linspace(-2.0, end, parameter.numel()).view_as(parameter))
     never = {n: -1e9 if r.keep_above else 1e9 for n, r in vd.relevance(net).items()}
-    plan = shrink(net, torch.zeros(1, 4), never).plan
-    assert_equal(net, plan.apply(net), (4,))
+    small, plan = shrink(net, torch.zeros(1, 4), never)
+    assert_equal(net, small, (4,))
     assert "'2' gets separate weights: its gate is folded in." in plan.notes
 
 

@@ -2,7 +2,7 @@
 
 from vardrop.compression.costs import LayerCost as LayerCost
 from vardrop.compression.mask import zero_pruned_weights as zero_pruned_weights
-from vardrop.compression.modules.select import Lookup as Lookup, Scale as Scale, Select as Select
+from vardrop.compression.modules.select import Scale as Scale, Select as Select
 from vardrop.compression.pack import PackReport as PackReport, pack as pack, unpack as unpack
 from vardrop.compression.save import load as load, save as save
 from vardrop.compression.shrink import (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +12,10 @@ from torch import Tensor, nn
 from vardrop._core.encoder import update_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import parameter_owners
-from vardrop.compression import layer_views
-from vardrop.compression.layer_views import AffineView, replace_module, replace_tensor
+from vardrop.compression.layer_views import affine_layers, replace_module, replace_tensor
 from vardrop.compression.mask import decompose_layers, recompose_layers
 from vardrop.compression.modules.pruned_attention import SlimAttention
-from vardrop.compression.modules.select import Lookup, Select
+from vardrop.compression.modules.select import Select
 from vardrop.compression.probes import CODE_ERRORS, Inputs, Probes, run
 from vardrop.compression.remove_units import Removal, cut_out, data_flow, keep_equal_widths
 from vardrop.compression.units import Unit, UnitGraph
@@ -46,7 +44,7 @@ class Cut:
         units: Sequence[Unit],
         flow: dict[str, list[Tensor]],
         ties: list[list[str]],
-        drop_inputs: bool = False,
+        drop_inputs: bool,
     ) -> None:
         net = copy.deepcopy(parts)
         removal = Removal(net, inputs, list(units), flow)
@@ -72,37 +70,23 @@ class Cut:
             self._drop_inputs(inputs)
 
     def _drop_inputs(self, inputs: Inputs) -> None:
-        """Put a selection before layers that do not read all of their inputs.
+        """Put a `Select` before layers that do not read all of their inputs.
 
-        An embedding reads the entries that are not zero. A layer whose attributes are read by other
-        code stays as it is.
+        A layer whose attributes are read by other code stays as it is.
         """
         owners, attention = parameter_owners(self.net), named_modules_of(self.net, SlimAttention)
-        for name, layer in list(self.net.named_modules()):
-            view, least = layer_views.view_of(layer), tuple[int, ...]()
-            if view is None or name.rpartition(".")[0] in attention:
+        for name, view in affine_layers(self.net).items():
+            is_shared = owners[id(view.layer.weight)] > 1 or name.rpartition(".")[0] in attention
+            keep = tuple((~view.unread()).nonzero().flatten().tolist()) or (0,)
+            if view.groups > 1 or is_shared or len(keep) == view.inputs:
                 continue
-            if isinstance(view, AffineView) and view.groups == 1:
-                is_read, most, least = ~view.unread(), view.inputs, (0,)
-            elif type(layer) is nn.Embedding and layer.max_norm is None:
-                is_read, most = layer.weight.detach().any(1), layer.num_embeddings - 1
-            else:
-                continue
-            read = tuple(is_read.nonzero().flatten().tolist())
-            if len(read) >= most or owners[id(layer.weight)] > 1:
-                continue
-            keep = read or least
             self.net = select_inputs(self.net, {name: keep})
             try:
                 run(self.net, inputs)
+                self.selects[name] = keep
             except AttributeError as failure:
                 self.notes.append(f"'{name}' keeps inputs that it does not read: {failure}.")
-                self.net = replace_module(self.net, name, layer)
-                continue
-            self.selects[name] = keep
-            if isinstance(layer, nn.Embedding):
-                entries = f"{len(keep)} of {layer.num_embeddings} entries"
-                self.notes.append(f"'{name}' keeps {entries}, and a zero.")
+                self.net = replace_module(self.net, name, view.layer)
 
 
 def cut_dead_units(
@@ -178,24 +162,14 @@ def cut_deviations(
 
 
 def select_inputs(net: nn.Module, selects: Mapping[str, tuple[int, ...]]) -> nn.Module:
-    """Put a `Select` or a `Lookup` before layers, which then read only these inputs."""
+    """Put a `Select` before layers, which then read only these inputs."""
     for name, keep in selects.items():
-        layer: Any = copy.deepcopy(net.get_submodule(name))
-        index = torch.tensor(keep, device=layer.weight.device, dtype=torch.long)
-        first: nn.Module
-        if isinstance(view := layer_views.view_of(layer), AffineView):
-            read = torch.zeros(view.inputs, dtype=torch.bool)
-            read[index] = True
-            view.resize(read, torch.ones(view.outputs, dtype=torch.bool))
-            first = Select(index, view.axis)
-        else:  # an embedding keeps one of the other entries for all of them
-            other = next(i for i in range(layer.num_embeddings) if i not in set(keep))
-            numbers = torch.full((layer.num_embeddings,), len(keep), device=index.device)
-            numbers[index] = torch.arange(len(keep), device=index.device)
-            replace_tensor(layer, "weight", layer.weight.detach()[[*keep, other]])
-            layer.num_embeddings, layer.padding_idx = len(layer.weight), None
-            first = Lookup(numbers)
-        net = replace_module(net, name, nn.Sequential(first, layer).eval())
+        (view,) = affine_layers(copy.deepcopy(net.get_submodule(name))).values()
+        index = torch.tensor(keep, device=view.weight.device)
+        is_read = torch.zeros(view.inputs, dtype=torch.bool).index_fill(0, index.cpu(), True)
+        view.resize(is_read, torch.ones(view.outputs, dtype=torch.bool))
+        selected = nn.Sequential(Select(index, view.axis), view.layer).eval()
+        net = replace_module(net, name, selected)
     return net
 
 

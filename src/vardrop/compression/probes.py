@@ -142,13 +142,11 @@ class Probes:
     raises an error are left out.
     """
 
-    def __init__(
-        self, net: nn.Module, example: Inputs, scales: tuple[float, ...] = _SCALES
-    ) -> None:
+    def __init__(self, net: nn.Module, example: Inputs) -> None:
         self.net, self.example = net, example
         self.expected = [(example, run(net, example))]
         generator = torch.Generator().manual_seed(0)
-        for scale in scales:
+        for scale in _SCALES:
             probe = map_tensors(partial(_draw_like, scale, generator), example)
             try:
                 self.expected.append((probe, run(net, probe)))

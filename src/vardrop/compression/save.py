@@ -26,7 +26,7 @@ from vardrop.compression import layer_views
 from vardrop.compression.layer_views import AffineView, replace_module, view_of
 from vardrop.compression.modules.pruned_attention import SlimAttention
 from vardrop.compression.modules.pruned_recurrent import resize_recurrent
-from vardrop.compression.modules.select import Lookup, Scale, Select, selection_of
+from vardrop.compression.modules.select import Scale, Select, selection_of
 from vardrop.layers import NOISY_TYPES
 from vardrop.likelihoods import check_model
 from vardrop.noisy import Noisy, named_modules_of
@@ -114,17 +114,15 @@ def layer_sizes(net: nn.Module) -> dict[str, Any]:
     """The sizes of a plain model, and the modules that `shrink` added."""
     plan: dict[str, Any] = {"sizes": {}, "select": {}, "scale": {}, "identity": []}
     always = list(plan)
-    plan |= {"lookup": {}, "attention": [], "unfused": [], "recurrent": {}, "tensors": {}}
+    plan |= {"attention": [], "unfused": [], "recurrent": {}, "tensors": {}}
     for name, module in net.named_modules():
         layout = layer_views.layout_of(module)
         if layout is not None and layout.sizes:
             plan["sizes"][name] = [getattr(module, key) for key in layout.sizes]
             if isinstance(layout, layer_views.AffineLayout):
                 plan["sizes"][name].append(int(module.bias is not None))
-        elif isinstance(first := selection_of(module), Select):
-            plan["select"][name] = [len(first.index), first.axis]
-        elif first is not None:
-            plan["lookup"][name] = len(first.index)
+        elif (select := selection_of(module)) is not None:
+            plan["select"][name] = [len(select.index), select.axis]
         elif isinstance(module, Scale):
             plan["scale"][name] = [len(module.factor), module.axis]
         elif isinstance(module, nn.RNNBase):
@@ -152,16 +150,13 @@ def resize_to(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     before = layer_views.record_sizes(net)
     widest = max((max(sizes) for sizes in before.values()), default=0)
     dtype = next((p.dtype for p in net.parameters()), None)
-    for name, count in plan.get("lookup", {}).items():
-        net = replace_module(net, name, _prepend_selection(Lookup, name, _find(net, name), count))
     for name in plan.get("attention", []):
         attention = _find(net, name)
         if type(attention) is not SlimAttention:
             _check_kind(name, attention, nn.MultiheadAttention)
             net = replace_module(net, name, SlimAttention(attention))
     for name, (count, axis) in plan["select"].items():
-        selected = _prepend_selection(Select, name, _find(net, name), count, int(axis))
-        net = replace_module(net, name, selected)
+        net = replace_module(net, name, _prepend_select(name, _find(net, name), count, int(axis)))
     for name, (count, axis) in plan["scale"].items():
         most = getattr(_find(net, name), "units", widest)
         factor = torch.zeros(_count(name, count, most), dtype=dtype)
@@ -208,23 +203,15 @@ def _resize_recurrent(name: str, layer: nn.RNNBase, sizes: list[object]) -> nn.M
     return smaller.to_empty(device=weight.device).to(weight.dtype).eval()
 
 
-def _prepend_selection(
-    first: type[Select] | type[Lookup], name: str, module: Any, count: object, *axis: int
-) -> nn.Module:
-    """A layer after a `Select` of so many inputs, or an embedding after a `Lookup`.
-
-    In a model that was shrunk twice, an existing selection becomes smaller.
-    """
-    before = selection_of(module)
-    layer = module[1] if type(before) is first else module
-    if first is Lookup:
-        _check_kind(name, layer, nn.Embedding)
-        most, layer.padding_idx = layer.num_embeddings, None
-    else:
-        most = view.inputs if isinstance(view := view_of(layer), AffineView) else 0
-    most = len(before.index) if type(before) is first else most
+def _prepend_select(name: str, module: Any, count: object, axis: int) -> nn.Module:
+    """A layer after a `Select` of so many inputs, fewer than before if it has one already."""
+    select, most = selection_of(module), 0
+    if select is not None:
+        module, most = module[1], len(select.index)
+    elif isinstance(view := view_of(module), AffineView):
+        most = view.inputs
     index = torch.zeros(_count(name, count, most), dtype=torch.long)
-    return nn.Sequential(first(index, *axis), layer).eval()
+    return nn.Sequential(Select(index, axis), module).eval()
 
 
 def _find(net: nn.Module, name: str) -> Any:

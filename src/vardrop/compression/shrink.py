@@ -12,25 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.calls import Batch, call_net, clone_batch
-from vardrop._core.checks import check_net, check_type
+from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.progress import ProgressLine
 from vardrop.compression import mask
 from vardrop.compression.costs import LayerCost, layer_costs
 from vardrop.compression.cut import (
-    Cut,
     copy_decomposed,
     cut_dead_units,
     cut_deviations,
     find_tied_parameters,
-    select_inputs,
 )
 from vardrop.compression.layer_views import join_name
 from vardrop.compression.mask import Thresholds, zero_pruned_weights
 from vardrop.compression.probes import Inputs, Probes, check_runs, time_interleaved, to_arguments
-from vardrop.compression.remove_units import data_flow
 from vardrop.compression.trace_units import trace_units
-from vardrop.compression.units import Unit, UnitGraph
+from vardrop.compression.units import UnitGraph
 from vardrop.likelihoods import check_model
 from vardrop.noisy import Noisy, named_modules_of
 
@@ -56,7 +53,7 @@ class LayerReport:
 
 @dataclass(frozen=True, eq=False)
 class ShrinkPlan:
-    """The changes that `shrink` made. Print it, or `apply` it to the same model elsewhere.
+    """The changes that `shrink` made. Print it.
 
     Args:
         layers: every layer before and after, and other modules that multiply.
@@ -70,10 +67,6 @@ class ShrinkPlan:
         standard_deviations: posterior standard deviations of the remaining weights by name, for
             `pack`.
         thresholds: the threshold on each module's relevance, by name.
-        units: the removed units, and units that are zero but stay to keep layers of equal width.
-        selects: the inputs (or the entries of an embedding) that a layer still reads, by the name
-            of the layer, if it drops some.
-        example: the example input.
     """
 
     layers: tuple[LayerReport, ...]
@@ -83,42 +76,6 @@ class ShrinkPlan:
     latency: tuple[float, float] | None
     standard_deviations: Mapping[str, Tensor] = field(repr=False)
     thresholds: Mapping[str, float] = field(repr=False)
-    units: tuple[Unit, ...] = field(repr=False)
-    selects: Mapping[str, tuple[int, ...]] = field(repr=False)
-    example: Inputs = field(repr=False)
-
-    @torch.inference_mode(mode=False)
-    def apply(self, net: nn.Module) -> nn.Module:
-        """Cut the units of a stored plan out of the model that it was made for.
-
-        Units are not traced again. The result is compared with the masked model on the example.
-
-        Args:
-            net: the model that was passed to `shrink`. It is left unchanged.
-
-        Returns:
-            The small model in evaluation mode.
-
-        >>> import torch, vardrop as vd
-        >>> net = vd.convert(torch.nn.Linear(20, 2), vd.sparse_vd())
-        >>> plan = vd.shrink(net, torch.zeros(1, 20)).plan
-        >>> plan.apply(net)
-        Linear(in_features=20, out_features=2, bias=True)
-        """
-        check_net(net)
-        plain = zero_pruned_weights(net, self.thresholds or None)[0]
-        check_runs(plain, self.example)
-        parts = copy_decomposed(plain)
-        flow = data_flow(parts, self.example) if self.units else {}
-        cut = Cut(parts, self.example, self.units, flow, find_tied_parameters(net))
-        cut.net = select_inputs(cut.net, self.selects)
-        is_equal = Probes(plain, self.example, ()).equal(cut.net)
-        if len(cut.removed) != len(self.units) or not is_equal:
-            raise VardropError(
-                "Expected `net` to be the model that was planned for, but got another one, or it "
-                "has changed since. Call vardrop.shrink again."
-            )
-        return cut.net
 
     def total(self, quantity: str) -> tuple[int, int]:
         """A quantity of `LayerCost`, summed over the layers before and after.
@@ -196,8 +153,7 @@ def shrink(
             of named arguments.
         threshold: on each method's relevance (`vardrop.relevance`): one number, one number per
             module name, or the result of `choose_threshold`. None uses the rules of the methods.
-        drop_inputs: put a `Select` before layers that do not read all of their inputs, and a
-            `Lookup` before embeddings, whose zero entries then share one entry.
+        drop_inputs: put a `Select` before layers that do not read all of their inputs.
         progress: show a progress line on standard error; None shows it on a terminal.
 
     Returns:
@@ -281,9 +237,6 @@ def shrink_traced(
         latency=latency,
         standard_deviations=cut_deviations(plain, deviations, cut),
         thresholds={name: r.threshold for name, r in relevances.items()},
-        units=tuple(cut.removed),
-        selects=cut.selects,
-        example=inputs,
     )
     return Shrunk(cut.net, plan)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from vardrop._core.calls import LabelledData, labelled_batches, slice_batch
 from vardrop._core.checks import check_integer, check_net, check_number
-from vardrop._core.errors import VardropError, import_optional
+from vardrop._core.errors import VardropError
 from vardrop._core.progress import track
 from vardrop.compression.mask import decompose_layers, rules, zero_pruned_weights
 from vardrop.compression.pack import count_packed_bytes
@@ -19,9 +18,6 @@ from vardrop.compression.probes import Metric, score, to_arguments
 from vardrop.compression.shrink import shrink_traced
 from vardrop.compression.trace_units import trace_units
 from vardrop.noisy import Relevance
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _SPARSEST = 1e-3  # the smallest fraction of weights that is tried
 
@@ -69,24 +65,6 @@ class Threshold:
             sizes = (f"  {n} {unit}" for unit, n in (("bytes", p.bytes), ("MACs", p.macs)) if n)
             lines.append(line + "".join(sizes))
         return "\n".join(lines)
-
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot the score against the fraction of remaining weights.
-
-        Args:
-            ax: matplotlib axes, or None for a new figure.
-
-        Returns:
-            The axes.
-        """
-        if ax is None:
-            ax = import_optional("matplotlib.figure").Figure().subplots()
-        left = [max(1 - p.sparsity, 1e-6) for p in self.points]
-        ax.semilogx(left, [p.score for p in self.points], marker=".")
-        ax.axhline(self.reference, linestyle=":")
-        ax.set_xlabel("fraction of weights left")
-        ax.set_ylabel("score")
-        return ax
 
 
 def choose_threshold(

@@ -32,31 +32,6 @@ class Select(nn.Module):
         return f"units={len(self.index)}, axis={self.axis}"
 
 
-class Lookup(nn.Module):
-    """Map the entries of a vocabulary to new numbers: one per remaining entry, one for all others.
-
-    Args:
-        index: the new number of every entry, (entries,) integers.
-
-    >>> import torch
-    >>> Lookup(torch.tensor([1, 0, 1]))(torch.tensor([[2, 1]]))
-    tensor([[1, 0]])
-    """
-
-    index: Tensor
-
-    def __init__(self, index: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("index", index)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """The new numbers."""
-        return self.index.index_select(0, input.flatten()).view(input.shape)
-
-    def extra_repr(self) -> str:
-        return f"entries={len(self.index)}"
-
-
 class Scale(nn.Module):
     """Multiply every unit along one axis by a constant: the mean of a gate between layers.
 
@@ -86,9 +61,7 @@ class Scale(nn.Module):
         return f"units={len(self.factor)}, axis={self.axis}"
 
 
-def selection_of(module: nn.Module) -> Select | Lookup | None:
-    """The `Select` or `Lookup`, if a module consists of it and its layer."""
-    if type(module) is nn.Sequential and len(module) == 2:
-        first = module[0]
-        return first if isinstance(first, Select | Lookup) else None
-    return None
+def selection_of(module: nn.Module) -> Select | None:
+    """The `Select`, if a module consists of it and its layer."""
+    is_pair = type(module) is nn.Sequential and len(module) == 2
+    return module[0] if is_pair and isinstance(module[0], Select) else None
