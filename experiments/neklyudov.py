@@ -18,12 +18,13 @@ from experiments.diagnostics import accuracies, transition
 from experiments.selective import select, unlabelled_kappa
 from experiments.trainings import Record, Watch, batches, images, learned
 from vardrop.app.data import Images
-from vardrop.conversion import convert, to_variance
+from vardrop.conversion import convert
 from vardrop.estimators import local_reparameterization
+from vardrop.layers import Variational
 from vardrop.metrics import accuracy
-from vardrop.noisy import evaluating, kl, log_alpha, sampling
+from vardrop.noisy import evaluating, kl, log_alpha, named_modules_of, sampling
 from vardrop.objective import ELBO, Categorical, parameter_groups
-from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, Noise, Posterior
+from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, Noise, Posterior, ZeroMean
 from vardrop.prediction import predict
 from vardrop.priors import ARD, LogUniform, Prior, StudentT
 from vardrop.recipes import Recipe, variance_layer
@@ -126,7 +127,7 @@ def parameterisation(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         before = accuracies(run.net, batches(test), samples)
-        swap = to_variance(run.net)
+        divergence = to_variance(run.net)
         after = accuracies(run.net, batches(test), samples)
     figures = {
         "ELBO, nats": run.elbo,
@@ -134,10 +135,28 @@ def parameterisation(
         "one draw, %": 100 * before.sample,
         "ensemble, %": 100 * before.ensemble,
         "ensemble without means, %": 100 * after.ensemble,
-        "KL to the net without means, nats": swap.total,
+        "KL to the net without means, nats": divergence,
         "log alpha, mean": run.curve[-1]["mean log alpha"],
     }
     return {"figures": figures, "curve": run.curve}
+
+
+@torch.no_grad()
+def to_variance(net: nn.Module) -> float:
+    """Replace N(mu, sigma^2) weights by N(0, sigma^2) weights in place (sec. 5).
+
+    Returns the KL between the two, mu^2 / (2 sigma^2) = 1 / (2 alpha) for each weight, in nats.
+    """
+    divergence = 0.0
+    for layer in named_modules_of(net, Variational).values():
+        noise = {}
+        for name, tensor in layer.noisy_tensors().items():
+            inverse = torch.exp(-tensor.log_alpha()).expand_as(tensor.mean)
+            divergence += inverse.double().sum().item() / 2
+            sigma = tensor.variance().expand_as(tensor.mean).sqrt()
+            noise[name] = {"sigma": nn.Parameter(sigma.clone())}
+        layer.replace_posterior(ZeroMean(), noise)
+    return divergence
 
 
 @dataclass(frozen=True, eq=False)

@@ -138,8 +138,6 @@ CALLS: dict[str, tuple[Any, str]] = {
     "convert exclude": (lambda: vd.convert(mlp(), vd.ard(), exclude=5), "`exclude` to be a name pa"),
     "convert where list": (lambda: vd.convert(mlp(), vd.ard(), include=["0", None]), "`include` to be .* but got None"),
     "convert without weights": (lambda: vd.convert(empty(), vd.ard()), r"'\(net\)' .Linear.: it has no weights"),
-    "to_variance where": (lambda: vd.to_variance(noisy(), include=5), "`include` to be a name pattern"),
-    "to_variance no net": (lambda: vd.to_variance(None), "`net` to be a torch.nn.Module"),
     "convert nowhere": (lambda: vd.convert(mlp(), vd.ard(), include=[]), "not selected by `include`"),
     "convert all left out": (lambda: vd.convert(mlp(), vd.ard(), exclude="*"), "3 more|left out by `exclude`"),
     "revert no net": (lambda: vd.revert(None), "`net` to be a torch.nn.Module, but got None"),

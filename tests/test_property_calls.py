@@ -168,7 +168,6 @@ VERBS = {
     "slim": (vd.slim, lambda folder: dict(net=plain(), data=PAIR, validation=PAIR, lr=0.01, loss=None, multiple=1, seed=0, runtime="torch", **SLIM)),
     "sparsity": (vd.sparsity, lambda folder: {"net": noisy(), "threshold": 3.0}),
     "to_json": (vd.to_json, lambda folder: {"value": vd.ard()}),
-    "to_variance": (vd.to_variance, lambda folder: {"net": noisy(), "include": "*"}),
     "unpack": (vd.unpack, lambda folder: {"path": packed(folder), "into": plain()}),
     "ELBO": (vd.ELBO, lambda folder: {"net": noisy(), "likelihood": CLASSES, "num_data": 6, "beta": 0.5, "samples": 1, "kl_value_every": 1, "output": None}),
     "ELBO.forward": (lambda **k: elbo()(**k), lambda folder: {"x": X, "y": Y, "weight": torch.ones(6)}),

@@ -19,7 +19,6 @@ from vardrop.conversion import Plan as Plan, load_noisy as load_noisy, revert as
 from vardrop.conversion.convert import convert as convert
 from vardrop.conversion.plan import plan as plan
 from vardrop.conversion.save_noisy import save_noisy as save_noisy
-from vardrop.conversion.to_variance import to_variance as to_variance
 from vardrop.divergence import kl_divergence as kl_divergence, register_kl as register_kl
 from vardrop.estimators import flipout as flipout
 from vardrop.estimators import local_reparameterization as local_reparameterization

@@ -6,12 +6,13 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.distributions import Normal, kl_divergence
 
 import vardrop as vd
 from experiments import concrete, lee_dropmax, molchanov, neklyudov_uses as uses, uci
 from experiments.corruptions import CORRUPTIONS, corrupted, rotated
 from experiments.lee_bb import active_units, units
-from experiments.neklyudov import _exceeded_by
+from experiments.neklyudov import _exceeded_by, to_variance
 from experiments.trainings import mlp
 from tests.experiments.test_functions import few_rows
 from tests.refusals import assert_refused
@@ -56,6 +57,28 @@ def test_the_lowest_threshold_that_the_held_out_images_allow(monkeypatch):
     assert (found["chosen threshold"], found["error, chosen threshold, %"]) == (1.0, 7.0)
     assert (found["compression, chosen threshold"], found["error, %"]) == (2.0, 5.0)
     assert found["error, threshold 0, %"] == 8.0
+
+
+@pytest.mark.parametrize("noisy_bias", [False, True])
+@pytest.mark.parametrize("posterior", [
+    *(vd.MultiplicativeGaussian(0.5, per=per) for per in ("layer", "output", "weight")),
+    vd.AdditiveGaussian(-3.0),
+])  # fmt: skip
+def test_the_swap_keeps_variances_and_returns_the_kl(posterior, noisy_bias):
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    vd.convert(net, vd.Recipe(posterior, vd.LogUniform(), noisy_bias=noisy_bias), include="0")
+    tensors = net[0].noisy_tensors().values()
+    normals = [(t.mean.detach().clone(), t.variance().detach().sqrt()) for t in tensors]
+    expected = sum(
+        float(kl_divergence(Normal(mean, std), Normal(0 * mean, std)).sum())
+        for mean, std in normals
+    )
+    assert to_variance(net) == pytest.approx(expected, rel=1e-9)
+    assert net[0].posterior == vd.ZeroMean()
+    assert not net[0].weight.any()
+    for tensor, (_, std) in zip(net[0].noisy_tensors().values(), normals, strict=True):
+        torch.testing.assert_close(tensor.variance(), std.square().expand_as(tensor.mean))
+    vd.revert(net)
 
 
 def test_an_input_counts_while_one_of_its_weights_is_left():

@@ -121,9 +121,6 @@ def test_every_verb_takes_both_weights(tmp_path):
     assert type(plain[0]) is GatedLinear
     assert (plain[0].control[0] == 0).all()
     assert (plain[0].value != 0).all()
-    assert vd.to_variance(noisy, include="0").weights == {"0": 48}
-    assert not noisy[0].value.any()
-    assert not noisy[0].control.any()
 
 
 def test_refusals():

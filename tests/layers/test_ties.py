@@ -1,7 +1,5 @@
 """Modules that share a weight have one posterior, one prior and one KL, however they came to it."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -107,17 +105,3 @@ def test_weights_that_are_computed_are_not_taken_for_tied():
     with torch.no_grad():
         expected = sum(m.weight.square().sum() for m in net)  # 1 / (2 (1 - 0.5))
     torch.testing.assert_close(kl(net), expected)
-
-
-def test_the_swap_to_variances_keeps_ties():
-    net = vd.convert(pair(), vd.bayes_by_backprop(vd.Normal(learned=True)))
-    vd.to_variance(net)
-    assert [n for n, _ in net.named_parameters()] == ["0.weight", "0.sigma", "0.prior_log_std"]
-
-
-def test_the_swap_to_variances_counts_a_tied_weight_once():
-    net = vd.convert(pair(bias=True), RECIPES["own-noisy_bias"])
-    with torch.no_grad():
-        means = (net[0].weight, net[0].bias, net[2].bias)
-        expected = sum(float(m.double().square().sum()) for m in means) / 2 * math.exp(10)
-    assert vd.to_variance(net).total == pytest.approx(expected, rel=1e-5)

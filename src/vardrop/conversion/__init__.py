@@ -5,4 +5,3 @@ from vardrop.conversion.plan import Plan as Plan, Selection as Selection, plan a
 from vardrop.conversion.save_noisy import contents as contents, is_description as is_description
 from vardrop.conversion.save_noisy import load_noisy as load_noisy, noise_names as noise_names
 from vardrop.conversion.save_noisy import restore as restore, save_noisy as save_noisy
-from vardrop.conversion.to_variance import Swap as Swap, to_variance as to_variance

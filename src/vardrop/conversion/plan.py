@@ -71,14 +71,14 @@ def selects(
         return bool(include(module, name))
 
 
-def check_selection(
-    argument: str, include: Selection | list[Selection] | None, names: list[str] | None = None
+def _check_selection(
+    argument: str, include: Selection | list[Selection] | None, names: list[str]
 ) -> None:
     """Raise if a selection has a wrong type, or a pattern that matches none of the names."""
     patterns = include if isinstance(include, list | tuple | None) else [include]
     for pattern in patterns or ():
         check_type(argument, pattern, str | Callable, _SELECTION)
-        if names is None or callable(pattern) or any(fnmatchcase(n, pattern) for n in names):
+        if callable(pattern) or any(fnmatchcase(n, pattern) for n in names):
             continue
         raise VardropError(
             f"Expected `{argument}` to match a module, but got {pattern!r}. "
@@ -189,8 +189,8 @@ noisy_bias=False)
     check_type("recipe", recipe, BaseRecipe, "a Recipe", "Call it: vardrop.sparse_vd().")
     inside = enclosed(net)
     modules = {n: m for n, m in net.named_modules() if id(m) not in inside}
-    check_selection("include", include, list(modules))
-    check_selection("exclude", exclude, list(modules))
+    _check_selection("include", include, list(modules))
+    _check_selection("exclude", exclude, list(modules))
     rule = rule_of(recipe, Scope(net, list(modules.values()), include is None, example_input))
     reasons = {}
     for name, module in modules.items():
