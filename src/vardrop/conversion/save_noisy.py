@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -147,7 +146,8 @@ def restore(
         for n, recipe in recipes.items()
         if n in modules
     }
-    _check_equal(path, _module_differences(modules, noisy, entries, rules))
+    plain = {n: _entry_of_plain(modules[n], rules[n], entries[n]) for n in rules}
+    _check_equal(path, _describe_modules({**plain, **noisy}), _describe_modules(entries))
     rewrites = any(rule.rewrites for rule in rules.values())
     with all_or_nothing([into], values=rewrites), torch.random.fork_rng(devices=[]):
         before, noise = set(into.state_dict()), cast(Ties, {})
@@ -159,7 +159,8 @@ def restore(
                 owner, _, attribute = alias.rpartition(".")
                 setattr(into.get_submodule(owner), attribute, state[first])
         net_tensors, net_ties = _tensors(into, noise_alone)
-        _check_equal(path, _tensor_differences(net_tensors, tensors, net_ties, tied))
+        texts = _describe_tensors(net_tensors, net_ties), _describe_tensors(tensors, tied)
+        _check_equal(path, *texts)
         for name, tensor in net_tensors.items():
             if name not in before and isinstance(tensor, nn.Parameter):
                 tensor.requires_grad_(name not in description["frozen"])
@@ -176,6 +177,16 @@ def _entries(net: nn.Module) -> dict[str, Entry]:
             recipe, rates = method
             entries[name] = {"type": type(module).__name__, **rates, "recipe": to_json(recipe)}
     return entries
+
+
+def _entry_of_plain(module: nn.Module, rule: ConversionRule, entry: Entry) -> Entry:
+    """The entry of a plain module after a conversion as in a file: type and rates are its own."""
+    entry = {**entry, "type": getattr(rule.noisy_type(module), "__name__", type(module).__name__)}
+    if "rate" in entry:
+        entry["rate"] = getattr(module, "p", None)
+    if "rates" in entry:
+        entry["rates"] = functional_dropout_rates(module)
+    return entry
 
 
 def _method(name: str, module: Noisy) -> tuple[BaseRecipe, dict[str, Json]] | None:
@@ -245,55 +256,26 @@ def _recipe(entry: Any, path: PathLike) -> BaseRecipe:
     return cast(BaseRecipe, recipe)
 
 
-def _module_differences(
-    modules: dict[str, nn.Module],
-    noisy: dict[str, Entry],
-    entries: dict[str, Entry],
-    rules: dict[str, ConversionRule],
-) -> Iterator[str]:
-    """Modules that are missing, or different from the file."""
+def _describe_modules(entries: dict[str, Entry]) -> dict[str, str]:
+    """A text about every noisy module: its type, its recipe and its other numbers."""
+    texts = {}
     for name, entry in entries.items():
-        module, label = modules.get(name), name or "(net)"
-        if module is None:
-            yield f"module '{name}' is missing"
-        elif name in noisy and noisy[name] != entry:
-            yield f"module '{label}' is noisy in another way"
-        elif (
-            name not in noisy
-            and getattr(rules[name].noisy_type(module), "__name__", None) != entry["type"]
-        ):
-            yield f"module '{label}' is a {type(module).__name__}, in the file a {entry['type']}"
-        elif "rate" in entry and getattr(module, "p", None) != entry["rate"]:
-            yield f"the rate of '{name}' is {module.p}, in the file {entry['rate']}"
-        elif "rates" in entry and (rates := functional_dropout_rates(module)) != entry["rates"]:
-            yield f"the rates of '{name}' are {rates}, in the file {entry['rates']}"
-    extra = (name for name in noisy if name not in entries)
-    yield from (f"module '{name}' is noisy, in the file plain" for name in extra)
+        facts = {**entry, "recipe": from_json(entry["recipe"])}
+        numbers = ", ".join(f"{key}={fact}" for key, fact in facts.items() if key != "type")
+        texts[f"module '{name or '(net)'}'"] = f"{entry['type']} with {numbers}"
+    return texts
 
 
-def _tensor_differences(
-    net: dict[str, Tensor],
-    file: dict[str, Tensor],
-    net_ties: dict[str, str],
-    file_ties: dict[str, str],
-) -> Iterator[str]:
-    """Tensors and ties that are in the model or in the file only, or differ between them."""
-    yield from (f"'{name}' is missing" for name in file if name not in net)
-    yield from (f"'{name}' is not in the file" for name in net if name not in file)
-    for name in sorted(net.keys() & file.keys()):
-        if net[name].shape != file[name].shape:
-            shapes = tuple(net[name].shape), tuple(file[name].shape)
-            yield f"'{name}' is {shapes[0]}, in the file {shapes[1]}"
-        elif net[name].dtype != file[name].dtype:
-            yield f"'{name}' is {net[name].dtype}, in the file {file[name].dtype}"
-    for alias, first in sorted(net_ties.items() ^ file_ties.items()):
-        place = "net" if net_ties.get(alias) == first else "file"
-        yield f"'{alias}' and '{first}' are tied in the {place} only"
+def _describe_tensors(tensors: dict[str, Tensor], tied: dict[str, str]) -> dict[str, str]:
+    """A text about every name of a tensor: its type and shape, or the name that it is tied to."""
+    texts = {f"'{name}'": f"{t.dtype} {tuple(t.shape)}" for name, t in tensors.items()}
+    return texts | {f"'{alias}'": f"tied to '{first}'" for alias, first in tied.items()}
 
 
-def _check_equal(path: PathLike, differences: Iterator[str]) -> None:
-    if texts := list(differences):
+def _check_equal(path: PathLike, net: dict[str, str], file: dict[str, str]) -> None:
+    pairs = {n: (net.get(n, "missing"), file.get(n, "missing")) for n in sorted({*net, *file})}
+    if different := [f"{n} is {a}, in the file {b}" for n, (a, b) in pairs.items() if a != b]:
         raise VardropError(
             f"Expected `into` to be the net of {path} before it was converted, but "
-            f"{join_names(texts)}. Build it in the same way."
+            f"{join_names(different)}. Build it in the same way."
         )
