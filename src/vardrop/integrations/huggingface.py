@@ -11,21 +11,18 @@ from vardrop._core.values import Json
 
 import_optional("transformers", "huggingface")
 
-import copy
 import hashlib
 import os
-import re
 import sys
 from abc import ABC
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from inspect import signature
-from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel, pytorch_utils
+from transformers import PreTrainedModel, pytorch_utils
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.utils.hub import cached_file
@@ -34,7 +31,6 @@ from vardrop._core.checks import check_type
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop._core.integrations import package_of, register_input_check, register_positions
 from vardrop.compression.layer_views import AffineLayout, register_affine, register_sizes
-from vardrop.compression.probes import CODE_ERRORS
 from vardrop.conversion import contents, is_description, noise_names, restore
 from vardrop.gates import register_functional_dropout
 from vardrop.layers import Variational, register_layer
@@ -322,98 +318,3 @@ def _file_in(path: str | os.PathLike[str], name: str, options: Mapping[str, obje
             f"Expected {name} in {path}, but it is not there. Copy it from the directory of the "
             "saved model, or load the plain model with from_pretrained of its class and convert it."
         ) from missing
-
-
-def fit_config(model: PreTrainedModel) -> PreTrainedModel:
-    """Set the sizes in the config of a shrunken model, so that `from_pretrained` can load it.
-
-    Numbers of the config that lead to the new shapes are found by trying them, for every type of
-    model. A config has one number of feed-forward units for all layers. If it has the width of a
-    head (Llama, ViT, T5), it also has one number of heads. If layers differ, or the config cannot
-    express a size, an error is raised. Use `vardrop.save` then.
-
-    Args:
-        model: a plain model of transformers, such as the result of `vardrop.shrink`.
-
-    Returns:
-        The model.
-
-    >>> import torch, vardrop as vd
-    >>> from transformers import GPT2Config, GPT2LMHeadModel
-    >>> size = dict(vocab_size=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2)
-    >>> model = GPT2LMHeadModel(GPT2Config(**size))
-    >>> _ = model.transformer.h[0].mlp.c_proj.weight.data[5:].zero_()
-    >>> fit_config(vd.shrink(model, torch.zeros(1, 3, dtype=torch.long)).net).config.n_inner
-    5
-    """
-    check_type("model", model, PreTrainedModel, "a model of transformers")
-    config = copy.deepcopy(model.config)
-    wrong = _wrong_shapes(model, config)
-    while wrong:
-        trials = ((attempt, _wrong_shapes(model, attempt)) for attempt in _attempts(config, wrong))
-        config, left = min(trials, key=lambda trial: len(trial[1]), default=(config, wrong))
-        if len(left) >= len(wrong):
-            name, (_, shape) = next(iter(wrong.items()))
-            raise VardropError(
-                f"Expected sizes that the config of a {config.model_type} model can express, but "
-                f"got '{name}' of shape {shape}. Use vardrop.save(model, path) and "
-                "vardrop.load(path, into=...)."
-            )
-        wrong = left
-    for part, fitted in zip(_parts(model.config), _parts(config), strict=True):
-        numbers = {name: size for name, size in vars(fitted).items() if type(size) is int}
-        vars(part).update(numbers)
-    return model
-
-
-_Shapes = dict[str, tuple[tuple[int, ...], tuple[int, ...]]]  # of a config and of the model
-
-
-def _wrong_shapes(model: PreTrainedModel, config: Any) -> _Shapes:
-    """The tensors that have another shape in a new model with a config, with both shapes."""
-    fresh: dict[str, Tensor] = {}
-    try:
-        with torch.device("meta"):
-            twin = type(model)(copy.deepcopy(config))
-        if _head_widths(twin) == _head_widths(model):
-            fresh = twin.state_dict()
-    except CODE_ERRORS:  # sizes that do not fit together
-        fresh = {}
-    shapes = {name: tuple(tensor.shape) for name, tensor in fresh.items()}
-    pairs = {n: (shapes.get(n, ()), tuple(t.shape)) for n, t in model.state_dict().items()}
-    return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
-
-
-def _head_widths(model: nn.Module) -> list[object]:
-    """The widths of heads, which cannot change."""
-    names = ("head_dim", "key_value_proj_dim", "attention_head_size")
-    return [vars(module).get(name) for module in model.modules() for name in names]
-
-
-def _parts(config: Any) -> list[Any]:
-    """A config and the configs inside."""
-    inner = (part for part in vars(config).values() if isinstance(part, PreTrainedConfig))
-    return [config, *(part for child in inner for part in _parts(child))]
-
-
-def _attempts(config: Any, wrong: _Shapes) -> Iterator[Any]:
-    """Configs with one number changed in proportion to sizes that differ.
-
-    The width of a head is fixed with the number of heads.
-    """
-    pairs = {p for old, new in wrong.values() for p in zip(old, new, strict=False) if p[0] != p[1]}
-    for place, part in enumerate(_parts(config)):
-        for name, number in vars(part).items():
-            if type(number) is int and number > 1:
-                even = (p for p in pairs if p[0] % number == 0 and number * p[1] % p[0] == 0)
-                sizes = {number * new // old for old, new in even} - {0}
-            else:
-                derived = number is None and re.search("inner|ffn|size|dim", name)
-                sizes = {new for _, new in pairs} if derived else set()
-            head = getattr(part, "hidden_size", 0) // (number or 1) if "head" in name else 0
-            for size, width in product(sizes, {0, head}):
-                attempt = copy.deepcopy(config)
-                vars(_parts(attempt)[place]).update(
-                    {name: size} | ({"head_dim": width} if width else {})
-                )
-                yield attempt
