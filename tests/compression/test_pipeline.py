@@ -110,7 +110,7 @@ X, Y = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.aran
 VERBS = {
     "shrink": lambda net, **options: vd.shrink(net, X, **options),
     "choose_threshold": lambda net, **options: vd.choose_threshold(
-        net, (X, Y), accuracy, macs=100, points=3, **options
+        net, (X, Y), accuracy, sparsity=0.0, points=3, **options
     ),
 }
 

@@ -1,5 +1,4 @@
 import math
-from importlib import import_module
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ import vardrop as vd
 from tests.compression.nets import accuracy
 from tests.nets import Parts
 from vardrop.compression import Threshold, choose_threshold, shrink, zero_pruned_weights
-from vardrop.compression.trace_units import trace_units
 
 
 def net_and_data():
@@ -43,28 +41,6 @@ def test_budgets():
     half = choose_threshold(net, data, accuracy, sparsity=0.5)
     chosen = next(p for p in half.points if p.threshold == float(half))
     assert 0.5 <= chosen.sparsity <= 0.6
-    macs = choose_threshold(net, data, accuracy, macs=12)
-    assert shrink(net, data[0][:1], macs, drop_inputs=True).plan.total("macs")[1] <= 12
-    sizes = choose_threshold(net, data, accuracy, sparsity=0.0).points
-    few = choose_threshold(net, data, accuracy, bytes=160)
-    assert len(few.points) == len(sizes)
-    assert next(p for p in few.points if p.threshold == float(few)).bytes <= 160
-
-
-def test_a_sweep_traces_once(monkeypatch):
-    traced = []
-
-    def trace(*args):
-        traced.append(1)
-        return trace_units(*args)
-
-    for name in ("threshold", "shrink"):
-        monkeypatch.setattr(import_module(f"vardrop.compression.{name}"), "trace_units", trace)
-    net, data = net_and_data()
-    assert len(choose_threshold(net, data, accuracy, macs=12).points) > 5
-    assert len(traced) == 1
-    assert vd.shrink(net, data[0]).plan.total("macs")[0] == 20
-    assert len(traced) == 2
 
 
 def test_gates_are_kept_above():

@@ -141,12 +141,6 @@ def pack(
     return PackReport(len(raw), size, per_weight, *scores)
 
 
-def count_packed_bytes(shrunk: Shrunk) -> int:
-    """The size of the file that `pack` would write."""
-    steps = _grid_steps(shrunk.net, shrunk.plan.standard_deviations, 1.0)
-    return len(_to_bytes(shrunk.net, steps)[0])
-
-
 def _grid_steps(
     net: nn.Module, deviations: Mapping[str, Tensor], tolerance: float
 ) -> dict[str, float]:

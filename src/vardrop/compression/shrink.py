@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -25,9 +25,8 @@ from vardrop.compression.cut import (
 )
 from vardrop.compression.layer_views import join_name
 from vardrop.compression.mask import Thresholds, zero_pruned_weights
-from vardrop.compression.probes import Inputs, Probes, check_runs, time_interleaved, to_arguments
+from vardrop.compression.probes import Probes, check_runs, time_interleaved, to_arguments
 from vardrop.compression.trace_units import trace_units
-from vardrop.compression.units import UnitGraph
 from vardrop.likelihoods import check_model
 from vardrop.noisy import Noisy, named_modules_of
 
@@ -63,7 +62,7 @@ class ShrinkPlan:
             difference between the small model and the noisy model in evaluation mode. 0 for a
             model without noise.
         latency: the best time of a call with the example, in seconds, of the model without noise
-            and of the small model. None in a sweep of thresholds.
+            and of the small model.
         standard_deviations: posterior standard deviations of the remaining weights by name, for
             `pack`.
         thresholds: the threshold on each module's relevance, by name.
@@ -73,7 +72,7 @@ class ShrinkPlan:
     notes: tuple[str, ...]
     proof: str
     change: float
-    latency: tuple[float, float] | None
+    latency: tuple[float, float]
     standard_deviations: Mapping[str, Tensor] = field(repr=False)
     thresholds: Mapping[str, float] = field(repr=False)
 
@@ -97,10 +96,9 @@ class ShrinkPlan:
 
     def __str__(self) -> str:
         totals = {q: "{} -> {}".format(*self.total(q)) for q in ("macs", "bytes", "weights")}
+        before, after = (f"{1e3 * seconds:.3g}" for seconds in self.latency)
         lines = [f"MACs {totals['macs']}, bytes {totals['bytes']}"]
-        if self.latency is not None:
-            before, after = (f"{1e3 * seconds:.3g}" for seconds in self.latency)
-            lines.append(f"latency {before} -> {after} ms for the example")
+        lines.append(f"latency {before} -> {after} ms for the example")
         rows = [("layer", "kind", *_QUANTITIES.values())]
         for r in self.layers:
             pairs = ((getattr(r.before, q), getattr(r.after, q)) for q in _QUANTITIES)
@@ -131,6 +129,7 @@ class Shrunk(NamedTuple):
     plan: ShrinkPlan
 
 
+@torch.inference_mode(mode=False)
 def shrink(
     net: nn.Module,
     example_input: Batch,
@@ -184,25 +183,6 @@ def shrink(
     """
     check_model(net)
     check_type("drop_inputs", drop_inputs, bool, "True or False")
-    with ProgressLine("shrink", progress=progress) as line:
-        inputs = to_arguments(example_input)
-        return shrink_traced(net, inputs, threshold, drop_inputs, advance=line.advance)
-
-
-@torch.inference_mode(mode=False)
-def shrink_traced(
-    net: nn.Module,
-    inputs: Inputs,
-    threshold: Thresholds = None,
-    drop_inputs: bool = False,
-    graph: UnitGraph | None = None,
-    advance: Callable[[], None] = lambda: None,
-) -> Shrunk:
-    """`shrink` with the units of a graph that was traced before, if there is one.
-
-    `advance` is called after every traced pass and every attempted cut.
-    """
-    inputs = clone_batch(inputs)  # tensors that were made in inference mode stay inference tensors
     for name, parameter in net.named_parameters():
         if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
             raise VardropError(
@@ -210,35 +190,39 @@ def shrink_traced(
                 f"'{name}'. Train it again from an earlier checkpoint."
             )
     mask.check_means(net, "to shrink")
-    relevances = mask.rules(net, threshold)
+    # Tensors that were made in inference mode stay inference tensors, so the inputs are cloned.
+    inputs, relevances = clone_batch(to_arguments(example_input)), mask.rules(net, threshold)
     plain, deviations = zero_pruned_weights(net, threshold)
-    check_runs(plain, inputs)
-    probes, parts = Probes(plain, inputs), copy_decomposed(plain)
-    traced = trace_units(parts, inputs, advance) if graph is None else graph
-    cut = cut_dead_units(parts, inputs, traced, probes, net, drop_inputs, advance)
-    is_pruned, latency = not all(bool(r.kept.all()) for r in relevances.values()), None
-    if graph is None:
+    with ProgressLine("shrink", progress=progress) as line:
+        check_runs(plain, inputs)
+        probes, parts = Probes(plain, inputs), copy_decomposed(plain)
+        graph = trace_units(parts, inputs, line.advance)
+        cut = cut_dead_units(parts, inputs, graph, probes, net, drop_inputs, line.advance)
         nets = {"before": plain, "after": cut.net}
         calls = {key: partial(call_net, m, clone_batch(inputs)) for key, m in nets.items()}
         with torch.no_grad():
             before, after = time_interleaved(calls, rounds=1).values()
-        latency = before, after
-    shared = {name for names in find_tied_parameters(cut.net) for name in names}
-    untied = (n for n in mask.find_gated_ties(net) if join_name(n, "weight") not in shared)
-    cut.notes += [f"'{name}' gets separate weights: its gate is folded in." for name in untied]
-    for name, module in named_modules_of(plain, Noisy).items():
-        kind = type(module).__name__
-        cut.notes.append(f"'{name}' ({kind}) stays noisy: it has no plain equivalent.")
+    is_pruned = not all(bool(r.kept.all()) for r in relevances.values())
     plan = ShrinkPlan(
-        layers=_layer_reports(parts, traced.costs, layer_costs(cut.net, inputs), cut.selects),
-        notes=tuple(cut.notes),
+        layers=_layer_reports(parts, graph.costs, layer_costs(cut.net, inputs), cut.selects),
+        notes=(*cut.notes, *_notes(net, plain, cut.net)),
         proof=str(probes),
         change=probes.change(net) if is_pruned else 0.0,
-        latency=latency,
+        latency=(before, after),
         standard_deviations=cut_deviations(plain, deviations, cut),
         thresholds={name: r.threshold for name, r in relevances.items()},
     )
     return Shrunk(cut.net, plan)
+
+
+def _notes(net: nn.Module, plain: nn.Module, small: nn.Module) -> Iterator[str]:
+    """The layers that lose a tie, and the modules that stay noisy."""
+    shared = {name for names in find_tied_parameters(small) for name in names}
+    for name in mask.find_gated_ties(net):
+        if join_name(name, "weight") not in shared:
+            yield f"'{name}' gets separate weights: its gate is folded in."
+    for name, module in named_modules_of(plain, Noisy).items():
+        yield f"'{name}' ({type(module).__name__}) stays noisy: it has no plain equivalent."
 
 
 def _layer_reports(
