@@ -31,7 +31,7 @@ from vardrop.compression import (
     shrink,
     unpack,
 )
-from vardrop.compression.probes import time_interleaved
+from vardrop.compression.probes import score, time_interleaved
 from vardrop.conversion import convert
 from vardrop.export import export_onnx
 from vardrop.noisy import log_alpha
@@ -241,12 +241,11 @@ def _packed(
     shrunk: Shrunk, fresh: Callable[[], nn.Module], split: Split, path: Path
 ) -> tuple[nn.Module, PackReport]:
     """The coarsest steps that cost at most 0.1 points of validation accuracy."""
-    best = None
+    best, before = None, score(shrunk.net, split.validation, accuracy)
     for tolerance in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
-        report = pack(shrunk, path, tolerance, split.validation, accuracy)
-        drop = (report.score or 0.0) - (report.decoded_score or 0.0)
-        if best is None or drop <= 0.001:
-            best = unpack(path, into=fresh()), report
+        report, decoded = pack(shrunk, path, tolerance), unpack(path, into=fresh())
+        if best is None or before - score(decoded, split.validation, accuracy) <= 0.001:
+            best = decoded, report
     assert best is not None
     return best
 

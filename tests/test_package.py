@@ -50,7 +50,7 @@ def test_a_package_that_is_missing_is_sought_in_an_extra_that_has_it():
     extras["app"] += extras["compress"]
     code = "\n".join(p.read_text() for p in (ROOT / "src").rglob("*.py"))
     calls = re.findall(r'(?<!>>> )import_optional\("(\w+)[\w.]*"(?:, "(\w+)")?\)', code)
-    assert {"safetensors", "pandas", "matplotlib"} <= {package for package, _ in calls}
+    assert {"safetensors", "pandas"} <= {package for package, _ in calls}
     for package, extra in calls:
         brought = BROUGHT.get(package, NAMED.get(package, package))
         assert brought in {line.partition(">=")[0] for line in extras[extra or "app"]}, package

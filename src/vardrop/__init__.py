@@ -80,8 +80,7 @@ if TYPE_CHECKING:
     from vardrop.compression.pack import pack as pack
     from vardrop.compression.save import save as save
     from vardrop.compression.shrink import shrink as shrink
-    from vardrop.export import export_onnx as export_onnx, export_package as export_package
-    from vardrop.export import export_program as export_program
+    from vardrop.export import export_onnx as export_onnx, export_program as export_program
     from vardrop.tuning import Slimmed as Slimmed, reestimate_batchnorm as reestimate_batchnorm
     from vardrop.tuning.distil import distil as distil
     from vardrop.tuning.fine_tune import fine_tune as fine_tune
@@ -97,7 +96,7 @@ _LAZY = {  # they need extras, so they are imported when they are used
     "vardrop.compression.pack": "pack",
     "vardrop.compression.save": "save",
     "vardrop.compression.shrink": "shrink",
-    "vardrop.export": "export_onnx export_package export_program",
+    "vardrop.export": "export_onnx export_program",
     "vardrop.tuning": "Slimmed reestimate_batchnorm",
     "vardrop.tuning.distil": "distil",
     "vardrop.tuning.fine_tune": "fine_tune",

@@ -1,4 +1,4 @@
-"""Export a model for other runtimes: a `torch.export` program, an AOTInductor package, ONNX.
+"""Export a model for other runtimes: a `torch.export` program, or ONNX.
 
 A small model is plain torch, so int8 quantisation needs no special support: use `quantize_dynamic`
 of onnxruntime on the exported file, or `torchao.quantization.quantize_` on the model.
@@ -9,12 +9,10 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 import torch
@@ -65,48 +63,6 @@ def export_program(
     return _trace(net, example_input, outputs, noise)[0]
 
 
-def export_package(
-    net: nn.Module,
-    example_input: Batch,
-    path: str | PathLike[str],
-    *,
-    outputs: Sequence[str] | None = None,
-    noise: NoiseInput = "runtime",
-) -> int:
-    """Compile a model ahead of time into an AOTInductor package, for C++ or Python with torch.
-
-    `torch._inductor.aoti_load_package(path)` returns a function of the inputs, which runs no Python
-    code of the model or of vardrop. Compiling requires a C++ compiler, and takes minutes the first
-    time.
-
-    Args:
-        net: a model as in `export_program`.
-        example_input: one input of the usual shape.
-        path: the file, which has to end in .pt2.
-        outputs: of a predictor, as in `export_onnx`.
-        noise: of a predictor, as in `export_onnx`.
-
-    Returns:
-        The bytes on disk.
-    """
-    target = as_path(path)
-    if target.suffix != ".pt2":
-        raise VardropError(f"Expected `path` to end in .pt2, but got {target}.")
-    program = export_program(net, example_input, outputs=outputs, noise=noise)
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        package = Path(folder) / "net.pt2"
-        with report_errors(
-            lambda e: (
-                f"Expected torch to compile the model, but got: {_first_line(e)}. This "
-                "requires a C++ compiler (CXX, or g++ on the path). Without one, use "
-                "vardrop.export_onnx."
-            )
-        ):
-            torch._inductor.aoti_compile_and_package(program, package_path=str(package))
-        return _write(target, package.read_bytes())
-
-
 def export_onnx(
     net: nn.Module,
     example_input: Batch,
@@ -141,16 +97,9 @@ def export_onnx(
     else:
         model = _convert(program, graph.input_names, list(graph.output_names))
         onnx.helper.set_model_props(model, cast(Predictor, net).metadata())
-    return _write(target, model.SerializeToString())
-
-
-def _write(target: Path, raw: bytes) -> int:
+    raw = model.SerializeToString()
     write_atomically(target, raw)
     return len(raw)
-
-
-def _first_line(failure: BaseException) -> str:
-    return (str(failure).strip().splitlines() or [type(failure).__name__])[0]
 
 
 def _trace(
@@ -273,7 +222,7 @@ def _find_unsupported(program: ExportedProgram, failure: BaseException) -> str:
         failure = failure.__cause__
     name = re.search(r"op='\w+\.(\w+)'", str(failure))
     if name is None:
-        return _first_line(failure)
+        return (str(failure).strip().splitlines() or [type(failure).__name__])[0]
     for node in program.graph.nodes:
         stack = list(node.meta.get("nn_module_stack", {}).values())
         if name[1] in str(node.target) and stack and stack[-1][0]:

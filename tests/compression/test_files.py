@@ -68,18 +68,9 @@ def test_packed_net_comes_back_rounded(tmp_path, name, drop_inputs):
             assert torch.equal(found, tensor)
 
 
-def test_pack_report_scores_the_decoded_net(tmp_path):
-    small, plan, make, shape = planned_net("lenet-300-100")
-    x = torch.randn(200, *shape)
-    y = small(x).argmax(1)
-
-    def agreement(output, target):
-        return (output.argmax(1) == target).double().mean()
-
-    report = pack(vd.Shrunk(small, plan), tmp_path / "net.vdp", validation=(x, y), metric=agreement)
-    assert report.score == 1.0
-    decoded = unpack(tmp_path / "net.vdp", into=make())
-    assert report.decoded_score == float(agreement(decoded(x), y))
+def test_pack_reports_bytes_and_bits(tmp_path):
+    small, plan, _, _ = planned_net("lenet-300-100")
+    report = pack(vd.Shrunk(small, plan), tmp_path / "net.vdp")
     assert "times smaller" in str(report)
     assert report.ratio == report.dense_bytes / report.bytes
     bits = sum(

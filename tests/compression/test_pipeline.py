@@ -48,9 +48,7 @@ def test_sparse_net_of_digits_gets_small_and_stays_good(tmp_path):
     small, plan = shrink(net, x[:1], chosen, drop_inputs=True)
     assert plan.compression > 10
     assert torch.allclose(small(x), zero_pruned_weights(net, chosen)[0](x), atol=1e-5)
-    report = pack(
-        vd.Shrunk(small, plan), tmp_path / "net.vdp", validation=validation, metric=accuracy
-    )
+    report = pack(vd.Shrunk(small, plan), tmp_path / "net.vdp")
     assert report.ratio > 25
     decoded = unpack(tmp_path / "net.vdp", into=fresh())
     full = accuracy(zero_pruned_weights(net, math.inf)[0](test[0]), test[1])

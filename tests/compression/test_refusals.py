@@ -124,8 +124,6 @@ PACK = [
     (small, std("0.weight", 0 * WIDE), "to be positive and finite, but got 0.0"),
     (small, std("0.weight", NAN * WIDE), "to be positive and finite, but got nan"),
     (small, std("0.weight", -WIDE), "to be positive and finite, but got -1.0"),
-    (small, {"validation": (X, Y)}, "Expected `validation` and `metric` together"),
-    (small, {"metric": one}, "Expected `validation` and `metric` together"),
 ]
 
 

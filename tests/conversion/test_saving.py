@@ -140,10 +140,10 @@ UNFIT = [
         r"'5.bias' is torch.float32 \(4,\), in the file torch.float32 \(3,\).*'5.weight'",
     ),
     (lambda: replaced(4, nn.Bilinear(6, 6, 6)), "module '4' is Bilinear .*, in the file Linear"),
-    (lambda: plain()[:5], "module '5' is missing, in the file Linear"),
+    (lambda: plain()[:5], "module '5' is missing"),
     (
         lambda: nn.Sequential(*plain(), nn.Linear(3, 3)),
-        r"'6.weight' is torch.float32 \(3, 3\), in the file missing",
+        "'6.weight' is not in the file",
     ),
     (lambda: plain().double(), "'0.weight' is torch.float64 .*, in the file torch.float32"),
     (lambda: plain().to("meta"), "tensors with values, but got a meta tensor at '0.weight'"),

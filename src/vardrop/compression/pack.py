@@ -22,13 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import LabelledData
 from vardrop._core.checks import check_net, check_number
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import check_readable, write_atomically
 from vardrop._core.torch_private import own_parameters
 from vardrop.compression.layer_views import join_name, layout_of
-from vardrop.compression.probes import Metric, check_plain, score
+from vardrop.compression.probes import check_plain
 from vardrop.compression.save import (
     PACKED,
     as_path,
@@ -55,14 +54,11 @@ class PackReport:
         bytes: of the file.
         dense_bytes: of the dense model in float32.
         bits_per_weight: bits per nonzero weight of each rounded tensor.
-        score, decoded_score: of the model and of the packed model, if they were requested.
     """
 
     bytes: int
     dense_bytes: int
     bits_per_weight: dict[str, float]
-    score: float | None = None
-    decoded_score: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -72,8 +68,6 @@ class PackReport:
     def __str__(self) -> str:
         lines = [f"{self.dense_bytes} -> {self.bytes} bytes, {self.ratio:.0f} times smaller"]
         lines += [f"  {name}: {b:.2f} bits per weight" for name, b in self.bits_per_weight.items()]
-        if self.score is not None:
-            lines.append(f"score {self.score:.4f}, decoded {self.decoded_score:.4f}")
         return "\n".join(lines)
 
 
@@ -81,8 +75,6 @@ def pack(
     model: Shrunk | nn.Module,
     path: str | PathLike[str],
     tolerance: float = 1.0,
-    validation: LabelledData | None = None,
-    metric: Metric | None = None,
     *,
     standard_deviations: Mapping[str, Tensor] | None = None,
 ) -> PackReport:
@@ -102,13 +94,11 @@ def pack(
             layer's weights.
         path: the file, which ends in .vdp by convention.
         tolerance: the step in posterior standard deviations.
-        validation: data to score the model and the decoded model on.
-        metric: `metric(output, target)` for `validation`.
         standard_deviations: posterior standard deviations by parameter name, instead of the
             standard deviations of the plan.
 
     Returns:
-        The bytes of the file, bits per weight, and the scores.
+        The bytes of the file, and bits per weight.
 
     >>> import tempfile, torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(20, 2), vd.sparse_vd(log_sigma2=-4.0))
@@ -122,8 +112,6 @@ def pack(
     Louizos, Ullrich & Welling 2017, "Bayesian compression for deep learning", sec. 2.1 and 4.
     """
     check_number("tolerance", tolerance, above=0)
-    if (validation is None) != (metric is None):
-        raise VardropError("Expected `validation` and `metric` together, but got only one of them.")
     net, plan = model if isinstance(model, Shrunk) else (model, None)
     target = as_path(path)
     check_plain(net)
@@ -131,14 +119,10 @@ def pack(
         standard_deviations = plan.standard_deviations if plan else {}
     steps = _grid_steps(net, standard_deviations, tolerance)
     raw, per_weight = _to_bytes(net, steps)
-    decoded = _from_bytes(raw, str(path), net)
-    _compare(net, decoded, steps)
+    _compare(net, _from_bytes(raw, str(path), net), steps)
     size = plan.total("bytes")[0] if plan else sum(4 * p.numel() for p in net.parameters())
-    scores: tuple[float, ...] = ()
-    if validation is not None and metric is not None:
-        scores = (score(net, validation, metric), score(decoded, validation, metric))
     write_atomically(target, raw)
-    return PackReport(len(raw), size, per_weight, *scores)
+    return PackReport(len(raw), size, per_weight)
 
 
 def _grid_steps(

@@ -273,8 +273,11 @@ def _describe_tensors(tensors: dict[str, Tensor], tied: dict[str, str]) -> dict[
 
 
 def _check_equal(path: PathLike, net: dict[str, str], file: dict[str, str]) -> None:
-    pairs = {n: (net.get(n, "missing"), file.get(n, "missing")) for n in sorted({*net, *file})}
-    if different := [f"{n} is {a}, in the file {b}" for n, (a, b) in pairs.items() if a != b]:
+    different = [f"{name} is missing" for name in file if name not in net]
+    different += [f"{name} is not in the file" for name in net if name not in file]
+    both = sorted(net.keys() & file.keys())
+    different += [f"{n} is {net[n]}, in the file {file[n]}" for n in both if net[n] != file[n]]
+    if different:
         raise VardropError(
             f"Expected `into` to be the net of {path} before it was converted, but "
             f"{join_names(different)}. Build it in the same way."

@@ -63,5 +63,5 @@ class Scale(nn.Module):
 
 def selection_of(module: nn.Module) -> Select | None:
     """The `Select`, if a module consists of it and its layer."""
-    is_pair = type(module) is nn.Sequential and len(module) == 2
-    return module[0] if is_pair and isinstance(module[0], Select) else None
+    first = next(module.children(), None) if type(module) is nn.Sequential else None
+    return first if isinstance(first, Select) else None
