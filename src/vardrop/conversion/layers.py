@@ -14,7 +14,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import own_parameters
 from vardrop.conversion.rules import FROZEN, ConversionRule, Scope, has_parameters
-from vardrop.gates import FeatureNoise, Gate
+from vardrop.gates import BetaBernoulli, DependentBetaBernoulli, Gate
 from vardrop.layers import NOISY_TYPES, Ties, Variational
 from vardrop.noisy import Noisy, NoisyTensor, named_modules_of
 from vardrop.recipes import Recipe
@@ -33,11 +33,16 @@ _TIED = (
 )
 
 
+_NO_BASE = (
+    "no Beta-Bernoulli gate to build on; convert with beta_bernoulli() and train first, "
+    "or use joint=True"
+)
+
+
 def layer_rule(recipe: Recipe, scope: Scope) -> ConversionRule:
     """The rule of a recipe: new noise in plain layers, or gates that replace existing gates."""
-    gate = recipe.gate
-    if gate is not None and gate.parent_noise is not None:
-        return _GateTakeover(recipe, gate, gate.parent_noise)
+    if isinstance(recipe.gate, DependentBetaBernoulli) and not recipe.gate.joint:
+        return _DependentGates(recipe, recipe.gate)
     return NoisyLayers(recipe, scope.everywhere)
 
 
@@ -146,17 +151,17 @@ class NoisyLayers(ConversionRule):
         cast(Variational, module).add_noise(*method, noise)
 
 
-class _GateTakeover(ConversionRule):
-    """Gates of trained layers are replaced by gates that build on them. The weights stay."""
+class _DependentGates(ConversionRule):
+    """Beta-Bernoulli gates of trained layers are taken over by gates that build on them."""
 
-    def __init__(self, recipe: Recipe, gate: FeatureNoise, parent: FeatureNoise) -> None:
-        self.recipe, self.gate, self.parent = recipe, gate, parent
+    def __init__(self, recipe: Recipe, gate: DependentBetaBernoulli) -> None:
+        self.recipe, self.gate = recipe, gate
 
     def reason(self, module: nn.Module) -> str | None:
         if not has_parameters(module):
             return None
         gate = module.gate if isinstance(module, Variational) else None
-        return self.gate.takeover_error(None if gate is None else gate.noise)
+        return "" if gate is not None and isinstance(gate.noise, BetaBernoulli) else _NO_BASE
 
     def becomes(self, module: nn.Module) -> str:
         return f"its gate is taken over by {type(self.gate).__name__}"
@@ -173,7 +178,7 @@ class _GateTakeover(ConversionRule):
         module.gate = self.gate.take_over(cast(Gate, module.gate))
 
     def restore(self, module: nn.Module, noise: Ties) -> None:
-        NoisyLayers(replace(self.recipe, gate=self.parent), False).change(module, noise)
+        NoisyLayers(replace(self.recipe, gate=self.gate.base), False).change(module, noise)
         self.change(module, noise)
 
 

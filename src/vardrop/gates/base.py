@@ -95,33 +95,6 @@ class FeatureNoise(Value, ABC):
             tensors: the tensors and statistics of the noise by name.
         """
 
-    @property
-    def parent_noise(self) -> FeatureNoise | None:
-        """The noise of the trained gates that it takes over, or None if it takes over none."""
-        return None
-
-    def takeover_error(self, noise: FeatureNoise | None) -> str:
-        """Why it cannot take over a gate of this noise (None: no gate). Empty if it can.
-
-        Args:
-            noise: the noise of the gate, or None if there is no gate.
-
-        Returns:
-            The reason.
-        """
-        raise NotImplementedError
-
-    def take_over(self, gate: Gate) -> Gate:
-        """Make the gate of this noise that takes over a trained gate and its tensors.
-
-        Args:
-            gate: the trained gate.
-
-        Returns:
-            The new gate.
-        """
-        raise NotImplementedError
-
     @abstractmethod
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         """One draw, broadcastable to x, whose units run along `axis`.

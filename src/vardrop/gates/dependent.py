@@ -58,27 +58,20 @@ class DependentBetaBernoulli(FeatureNoise):
     sides: ClassVar[tuple[Side, Side]] = BetaBernoulli.sides
     positive: ClassVar[tuple[str, ...]] = ("scale", "std", "prior_std")
 
-    @property
-    def parent_noise(self) -> BetaBernoulli | None:
-        """The Beta-Bernoulli gates that it takes over, or None if both start together."""
-        return None if self.joint else self.base
-
-    def takeover_error(self, noise: FeatureNoise | None) -> str:
-        """It can take over Beta-Bernoulli gates only."""
-        if isinstance(noise, BetaBernoulli):
-            return ""
-        return (
-            "no Beta-Bernoulli gate to build on; convert with beta_bernoulli() and train first, "
-            "or use joint=True"
-        )
-
     def take_over(self, gate: Gate) -> Gate:
-        """The a and b of the trained gate, frozen unless `joint`, and new tensors."""
+        """Make a gate with the a and b of a trained Beta-Bernoulli gate, frozen, and new tensors.
+
+        Args:
+            gate: the trained gate.
+
+        Returns:
+            The new gate.
+        """
         noise = replace(self, base=cast(BetaBernoulli, gate.noise))
         dependent = Gate(replace(noise, joint=True), gate.units, gate.axis, gate.side)
         dependent.to(gate.get_parameter("raw_a")).train(gate.training)
         for name, tensor in gate.named_parameters(recurse=False):
-            setattr(dependent, name, tensor.requires_grad_(self.joint))
+            setattr(dependent, name, tensor.requires_grad_(False))
         dependent.noise = noise
         return dependent
 
