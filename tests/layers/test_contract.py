@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import vardrop as vd
-from vardrop.testing import CHECKS, HEADS, LAYERS, RECIPES, RECURRENT, cases, covering
+from tests.pairs import covering
+from vardrop.testing import CHECKS, HEADS, LAYERS, RECIPES, RECURRENT, cases
 
 ALL = RECIPES | RECURRENT
 # Compilation takes two thirds of the time, so it runs on fewer pairs.

@@ -22,14 +22,6 @@ from vardrop.compression.units import Unit, UnitGraph
 from vardrop.noisy import Noisy, named_modules_of
 
 
-def copy_decomposed(plain: nn.Module) -> nn.Module:
-    """A copy with attention and recurrent layers as dense layers."""
-    net = decompose_layers(copy.deepcopy(plain))
-    for layer in named_modules_of(net, SlimAttention).values():
-        layer.fold_constants()
-    return net
-
-
 class Cut:
     """A copy of a decomposed model without its dead units, with torch's layers again.
 

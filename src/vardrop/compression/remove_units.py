@@ -272,20 +272,13 @@ def keep_equal_widths(net: nn.Module, removed: list[Unit]) -> list[Unit]:
 
     All of the removed units are zero, so this affects only shapes.
     """
-    layers, blocks, gone = affine_layers(net), equal_places(net), list(removed)
-    projections = {  # torch requires fewer outputs than inputs
-        full_name: layers[full_name]
-        for name, layer in named_modules_of(net, Unrolled).items()
-        for full_name in (join_name(name, part) for part in layer.projections())
-    }
-    while gone and (back := _unit_to_return(blocks, projections, gone)) is not None:
+    blocks, gone = equal_places(net), list(removed)
+    while gone and (back := _unit_to_return(blocks, gone)) is not None:
         gone.remove(back)
     return gone
 
 
-def _unit_to_return(
-    blocks: list[Blocks], projections: dict[str, AffineView], gone: list[Unit]
-) -> Unit | None:
+def _unit_to_return(blocks: list[Blocks], gone: list[Unit]) -> Unit | None:
     """A unit of a block that keeps fewer places than another block, or none at all."""
     read = {place: unit for unit in gone for place in unit.readers}
     fed = {place: unit for unit in gone for place in unit.emitters}
@@ -302,11 +295,6 @@ def _unit_to_return(
             for places, count in zip(living, left, strict=True):
                 if places and count < max(1, *left):
                     return next(lost[place] for place in places if place in lost)
-    for name, view in projections.items():
-        unread = [place for place in read if place[0] == name]
-        width = view.outputs - sum(place[0] == name for place in fed)
-        if unread and view.inputs - len(unread) <= width:
-            return read[unread[0]]
     return None
 
 

@@ -126,8 +126,7 @@ def layer_sizes(net: nn.Module) -> dict[str, Any]:
         elif isinstance(module, Scale):
             plan["scale"][name] = [len(module.factor), module.axis]
         elif isinstance(module, nn.RNNBase):
-            sizes = [module.input_size, module.hidden_size, module.proj_size, int(module.bias)]
-            plan["recurrent"][name] = sizes
+            plan["recurrent"][name] = [module.input_size, module.hidden_size, int(module.bias)]
         elif isinstance(module, SlimAttention):
             plan["attention"].append(name)
         elif type(module) is nn.Identity:
@@ -191,12 +190,11 @@ def _check_kind(name: str, module: nn.Module, *kinds: type[nn.Module]) -> None:
 def _resize_recurrent(name: str, layer: nn.RNNBase, sizes: list[object]) -> nn.Module:
     """A recurrent layer with these sizes, which cannot be larger than before."""
     _check_kind(name, layer, nn.RNN, nn.LSTM, nn.GRU)
-    inputs, units, projected, bias = sizes
+    inputs, units, bias = sizes
     smaller = resize_recurrent(
         layer,
         _count(name, inputs, layer.input_size),
         _count(name, units, layer.hidden_size),
-        _count(name, projected, layer.proj_size) if layer.proj_size else 0,
         bool(bias),
     )
     weight = next(layer.parameters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,6 @@ from vardrop._core.progress import ProgressLine
 from vardrop.compression import mask
 from vardrop.compression.costs import LayerCost, layer_costs
 from vardrop.compression.cut import (
-    copy_decomposed,
     cut_dead_units,
     cut_deviations,
     find_tied_parameters,
@@ -195,7 +195,7 @@ def shrink(
     plain, deviations = zero_pruned_weights(net, threshold)
     with ProgressLine("shrink", progress=progress) as line:
         check_runs(plain, inputs)
-        probes, parts = Probes(plain, inputs), copy_decomposed(plain)
+        probes, parts = Probes(plain, inputs), mask.decompose_layers(copy.deepcopy(plain))
         graph = trace_units(parts, inputs, line.advance)
         cut = cut_dead_units(parts, inputs, graph, probes, net, drop_inputs, line.advance)
         nets = {"before": plain, "after": cut.net}

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import parameter_owners
 from vardrop.compression.costs import CountedPass
-from vardrop.compression.layer_views import affine_layers, layout_of
+from vardrop.compression.layer_views import affine_layers, join_name, layout_of
 from vardrop.compression.mark_units import ROLES, Marks, Numbers, Tracer
-from vardrop.compression.modules.pruned_recurrent import Recurring
+from vardrop.compression.modules.pruned_recurrent import Recurring, Unrolled
 from vardrop.compression.probes import CODE_ERRORS, Inputs
 from vardrop.compression.units import TO_THE_OUTPUT, DisjointSets, Place, Unit, UnitGraph
+from vardrop.noisy import named_modules_of
 
 
 def trace_units(
@@ -47,6 +48,10 @@ def trace_units(
             fixed[name] = f"'{name}' runs {counted.calls[name]} times"
         elif layout_of(module) and any(owners[id(p)] > 1 for p in module.parameters()):
             fixed[name] = f"'{name}' shares its weights"
+    for name, layer in named_modules_of(net, Unrolled).items():
+        if layer.proj_size:  # torch ties the sizes of its parts
+            parts = (join_name(name, part) for part, _ in layer.named_children())
+            fixed |= dict.fromkeys(parts, f"'{name}' projects its state")
     try:
         units = _Coupling(Tracer(net, example, advance), fixed).units()
     except CODE_ERRORS as failure:  # the model's code raises an error for NaN

@@ -71,10 +71,9 @@ def equal_places(net: nn.Module) -> list[Blocks]:
         )
         blocks.append((ins, outs))
     for name, layer in named_modules_of(net, Unrolled).items():
-        for parts in filter(None, layer.equal_widths()):
-            names = [join_name(name, part) for part in parts]
-            outs = [[(n, i) for i in range(layers[n].outputs)] for n in names]
-            blocks.append(([[] for _ in names], outs))
+        names = [join_name(name, part) for part in layer.equal_widths()]
+        outs = [[(n, i) for i in range(layers[n].outputs)] for n in names]
+        blocks.append(([[] for _ in names], outs))
     return blocks
 
 

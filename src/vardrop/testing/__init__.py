@@ -8,5 +8,4 @@ for name, check in vardrop.testing.CHECKS.items():
 
 from vardrop.testing.cases import HEADS as HEADS, LAYERS as LAYERS, RECIPES as RECIPES
 from vardrop.testing.cases import RECURRENT as RECURRENT, Layer as Layer, cases as cases
-from vardrop.testing.cases import covering as covering
 from vardrop.testing.contract import CHECKS as CHECKS, Check as Check, check_layer as check_layer

@@ -144,26 +144,3 @@ def cases() -> Iterator[tuple[str, str]]:
         for name, recipe in (RECIPES | RECURRENT).items():
             if not NOISY_TYPES[type(plain)].unsupported_reason(plain, recipe.gate):
                 yield layer, name
-
-
-def covering(count: int = 4) -> list[tuple[str, str]]:
-    """Pairs in which every layer has `count` recipes or more, and every recipe as many layers.
-
-    Layers and recipes are independent parts, so that a fault in one of them shows without the
-    product of both tables. The pairs are always the same, and spread over the tables.
-
-    Args:
-        count: the least number of partners of every layer and of every recipe.
-
-    Returns:
-        Names of layers and recipes, in the order of `cases`.
-    """
-    pairs = list(cases())
-    covered = set()
-    for side in (0, 1):
-        for number, name in enumerate(dict.fromkeys(pair[side] for pair in pairs)):
-            partners = [pair for pair in pairs if pair[side] == name]
-            wanted = min(count, len(partners))
-            steps = [5 * number + step * len(partners) // wanted for step in range(wanted)]
-            covered |= {partners[step % len(partners)] for step in steps}
-    return [pair for pair in pairs if pair in covered]

@@ -57,19 +57,6 @@ class SlimAttention(Heads, nn.Module):
         """Keep the heads that have a unit of `q_proj` that is True."""
         self.heads = self.heads[units.view(-1, self.head_dim).any(1).to(self.heads.device)]
 
-    @torch.no_grad()
-    def fold_constants(self) -> None:
-        """Move values that consist of a bias only to the output's bias: attention averages them."""
-        bias = self.v_proj.bias
-        constant = ~self.v_proj.weight.any(1)
-        if bias is None or self.add_zero_attn or not bool((constant & bias.ne(0)).any()):
-            return
-        effect = self.out_proj.weight @ (bias * constant)
-        if self.out_proj.bias is None:
-            self.out_proj.bias = nn.Parameter(torch.zeros_like(effect))
-        self.out_proj.bias.add_(effect)
-        self.out_proj.weight[:, constant] = 0
-
     def recompose(self) -> nn.MultiheadAttention | None:
         """Torch's layer with these weights, or None if a head or a unit is missing."""
         q, k, v, out = self.q_proj, self.k_proj, self.v_proj, self.out_proj

@@ -38,6 +38,7 @@ class Unrolled(nn.Module):
         self.kind, self.mode = type(layer), layer.mode
         self.dropout, self.batch_first = layer.dropout, layer.batch_first
         self.bidirectional, self.num_layers = layer.bidirectional, layer.num_layers
+        self.proj_size = layer.proj_size
         self.suffixes = [names[0].removeprefix("weight_ih") for names in layer._all_weights]
         for end in self.suffixes:
             for name in ("ih", "hh", "hr") if layer.proj_size else ("ih", "hh"):
@@ -47,19 +48,15 @@ class Unrolled(nn.Module):
                 self.add_module(f"{name}{end}", dense(weight, bias, kind))
         self.train(layer.training)
 
-    def equal_widths(self) -> list[list[str]]:
+    def equal_widths(self) -> list[str]:
         """Layers that have to keep equally many outputs, because torch has one size for them."""
-        return [[f"ih{end}" for end in self.suffixes], self.projections()]
-
-    def projections(self) -> list[str]:
-        """The layers that project a state."""
-        return [name for name, _ in self.named_children() if name.startswith("hr")]
+        return [f"ih{end}" for end in self.suffixes]
 
     def recompose(self) -> nn.RNNBase:
         """Torch's layer with these weights."""
         parts = {n: part for n, part in self.named_children() if isinstance(part, nn.Linear)}
         inputs, bias = parts["ih_l0"].in_features, any(p.bias is not None for p in parts.values())
-        layer = resize_recurrent(self, inputs, self.hidden_size, self.proj_size, bias)
+        layer = resize_recurrent(self, inputs, self.hidden_size, bias)
         for name, part in parts.items():
             setattr(layer, f"weight_{name}", part.weight)
             if hasattr(layer, f"bias_{name}"):
@@ -87,24 +84,19 @@ class Unrolled(nn.Module):
         """The number of units of the state before a projection."""
         return len(self.get_parameter("ih_l0.weight")) // _GATES[self.mode]
 
-    @property
-    def proj_size(self) -> int:
-        """The number of units of a projected state, or 0 without projections."""
-        return self.get_parameter("hh_l0.weight").shape[1] if self.projections() else 0
-
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}  # rows of a weight per unit
 
 
 def resize_recurrent(
-    like: nn.RNNBase | Unrolled, input_size: int, hidden_size: int, proj_size: int, bias: bool
+    like: nn.RNNBase | Unrolled, input_size: int, hidden_size: int, bias: bool
 ) -> nn.RNNBase:
     """A recurrent layer of torch with other sizes, and its tensors on the meta device.
 
     `like` is a recurrent layer or an unrolled one.
     """
     kind: Callable[..., nn.RNNBase] = like.kind if isinstance(like, Unrolled) else type(like)
-    options: dict[str, float | str] = {"proj_size": proj_size} if like.mode == "LSTM" else {}
+    options: dict[str, float | str] = {"proj_size": like.proj_size} if like.mode == "LSTM" else {}
     if like.mode.startswith("RNN"):
         options = {"nonlinearity": like.mode.removeprefix("RNN_").lower()}
     for name in ("num_layers", "batch_first", "dropout", "bidirectional"):
