@@ -10,6 +10,7 @@ from torch.nn import functional
 import vardrop as vd
 from tests.compression.nets import NETS, Residual, RMSNorm, Separable, check_cut, sparsen
 from tests.nets import Parts, assert_unchanged
+from tests.refusals import assert_refused
 from vardrop.compression import Select, ShrinkPlan, shrink
 
 
@@ -315,24 +316,11 @@ def test_gates_fold_into_a_smaller_net(spread):
     assert_equal(expected, small, (4,))
 
 
-@pytest.mark.parametrize(
-    "recipe", [vd.bayesian_compression(-6.0, threshold=9.0), vd.beta_bernoulli(), vd.l0()]
-)
-def test_gates_of_tied_layers_fold_into_weights_of_their_own(recipe):
-    net = nn.Sequential(
-        nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)
-    ).eval()
+def test_gates_of_tied_layers_are_refused():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
     net[2].weight = net[0].weight
-    vd.convert(net, recipe, include=nn.Linear)
-    with torch.no_grad():
-        for name, parameter in net.named_parameters():
-            if ".gate." in name:  # other numbers in every layer
-                end = 0.1 * (1 + int(name[0]))
-                parameter.add_(torch.linspace(-2.0, end, parameter.numel()).view_as(parameter))
-    never = {n: -1e9 if r.keep_above else 1e9 for n, r in vd.relevance(net).items()}
-    small, plan = shrink(net, torch.zeros(1, 4), never)
-    assert_equal(net, small, (4,))
-    assert "'2' gets separate weights: its gate is folded in." in plan.notes
+    vd.convert(net, vd.l0(), include=nn.Linear)
+    assert_refused("tied weights, into which the mean of one gate", shrink, net, torch.zeros(1, 4))
 
 
 def test_gate_on_its_own_becomes_a_scale_and_shrinks():

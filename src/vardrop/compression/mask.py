@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import SupportsFloat, cast
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor, nn
@@ -102,12 +102,9 @@ def zero_pruned_weights(
     alive = {name: r.kept for name, r in rules(net, threshold).items()}
     plain = copy.deepcopy(net).eval()
     deviations: dict[str, Tensor] = {}
-    for name in find_gated_ties(plain):
-        layer = cast(Variational, plain.get_submodule(name))
-        for key, tensor in list(layer.named_parameters(recurse=False)):
-            if key in (*layer.weight_axes, *layer.bias_names):
-                setattr(layer, key, nn.Parameter(tensor.detach().clone(), tensor.requires_grad))
-    layers = named_modules_of(plain, Variational)
+    layers, owners = named_modules_of(plain, Variational), parameter_owners(plain)
+    for layer in layers.values():
+        layer.check_gate_folds(owners)
     for name, module in list(plain.named_modules()):
         if name and name.rpartition(".")[0] in layers:
             continue  # the gate of a layer is folded into the layer
@@ -123,17 +120,6 @@ def zero_pruned_weights(
                 scaled = Scale(factor.expand(module.units).clone(), module.axis)
             plain = replace_module(plain, name, scaled)
     return plain, deviations
-
-
-def find_gated_ties(net: nn.Module) -> list[str]:
-    """Layers with a gate and tied weights, into which the gate cannot be folded."""
-    owners = parameter_owners(net)
-    return [
-        name
-        for name, m in named_modules_of(net, Variational).items()
-        if m.gate is not None
-        and any(owners[id(getattr(m, weight))] > 1 for weight in m.weight_axes)
-    ]
 
 
 _DECOMPOSED: dict[type[nn.Module], Callable[..., SlimAttention | Unrolled]] = {

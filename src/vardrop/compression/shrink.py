@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -18,11 +18,7 @@ from vardrop._core.errors import VardropError
 from vardrop._core.progress import ProgressLine
 from vardrop.compression import mask
 from vardrop.compression.costs import LayerCost, layer_costs
-from vardrop.compression.cut import (
-    cut_dead_units,
-    cut_deviations,
-    find_tied_parameters,
-)
+from vardrop.compression.cut import cut_dead_units, cut_deviations
 from vardrop.compression.layer_views import join_name
 from vardrop.compression.mask import Thresholds, zero_pruned_weights
 from vardrop.compression.probes import Probes, check_runs, time_interleaved, to_arguments
@@ -202,10 +198,13 @@ def shrink(
         calls = {key: partial(call_net, m, clone_batch(inputs)) for key, m in nets.items()}
         with torch.no_grad():
             before, after = time_interleaved(calls, rounds=1).values()
+    for name, module in named_modules_of(plain, Noisy).items():
+        kind = type(module).__name__
+        cut.notes.append(f"'{name}' ({kind}) stays noisy: it has no plain equivalent.")
     is_pruned = not all(bool(r.kept.all()) for r in relevances.values())
     plan = ShrinkPlan(
         layers=_layer_reports(parts, graph.costs, layer_costs(cut.net, inputs), cut.selects),
-        notes=(*cut.notes, *_notes(net, plain, cut.net)),
+        notes=tuple(cut.notes),
         proof=str(probes),
         change=probes.change(net) if is_pruned else 0.0,
         latency=(before, after),
@@ -213,16 +212,6 @@ def shrink(
         thresholds={name: r.threshold for name, r in relevances.items()},
     )
     return Shrunk(cut.net, plan)
-
-
-def _notes(net: nn.Module, plain: nn.Module, small: nn.Module) -> Iterator[str]:
-    """The layers that lose a tie, and the modules that stay noisy."""
-    shared = {name for names in find_tied_parameters(small) for name in names}
-    for name in mask.find_gated_ties(net):
-        if join_name(name, "weight") not in shared:
-            yield f"'{name}' gets separate weights: its gate is folded in."
-    for name, module in named_modules_of(plain, Noisy).items():
-        yield f"'{name}' ({type(module).__name__}) stays noisy: it has no plain equivalent."
 
 
 def _layer_reports(

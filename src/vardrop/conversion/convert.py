@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -112,15 +112,9 @@ def revert(net: Net) -> Net:
     for module in modules:
         if isinstance(module, Head):
             module.check_linear()
-        if not isinstance(module, Variational) or module.gate is None:
-            continue
-        tied = any(owners[id(weight)] > 1 for weight in module.gated_weights().values())
-        if module.gate.unit_mean() is not None and tied:
-            raise VardropError(
-                "Expected every gated layer to have weights of its own, but got tied weights, "
-                "into which the mean of one gate cannot be folded. Leave the layer out with "
-                "`exclude` when you convert, or untie them first."
-            )
+        gate = module.gate if isinstance(module, Variational) else None
+        if gate is not None and gate.unit_mean() is not None:
+            cast(Variational, module).check_gate_folds(owners)
     types: dict[type[nn.Module], type[nn.Module]] = {Head: nn.Linear}
     types |= {noisy: plain for plain, noisy in NOISY_TYPES.items()}
     for module in modules:

@@ -187,6 +187,21 @@ class Variational(Noisy):
         """The weights that multiply gated units, by name."""
         return {name: getattr(self, name) for name in self.weight_axes}
 
+    def check_gate_folds(self, owners: Mapping[int, int]) -> None:
+        """Raise an error if the gate is on a tied weight, so that it cannot be folded into it.
+
+        Args:
+            owners: how many modules own each parameter, by its id.
+        """
+        if self.gate is None:
+            return
+        if any(owners[id(weight)] > 1 for weight in self.gated_weights().values()):
+            raise VardropError(
+                "Expected every gated layer to have weights of its own, but got tied weights, "
+                "into which the mean of one gate cannot be folded. Leave the layer out with "
+                "`exclude` when you convert, or untie them first."
+            )
+
     def per_feature(self, factor: Tensor, name: str) -> Tensor:
         """Map one number per unit of the gate to one per input or output of a gated weight.
 
