@@ -14,6 +14,7 @@ from vardrop._core.errors import VardropError
 from vardrop._core.processes import ALONE, World
 from vardrop._core.rng import generator_states, seed_generators, set_generator_states
 from vardrop.objective import ELBO
+from vardrop.objective.compile import COMPILE_OPTIONS
 from vardrop.objective.schedules import Schedule
 from vardrop.tuning.batches import BatchSource, StreamBatches, TensorBatches, TrainBatch
 from vardrop.tuning.callbacks import NoiseCheck, ParameterAverage
@@ -111,7 +112,7 @@ class Loop(Callback):
     def forward(self) -> Any:
         """The objective, with gradients averaged over the processes, compiled if requested."""
         wrapped = self.world.wrap(self.elbo)
-        return torch.compile(wrapped) if self.compile else wrapped
+        return torch.compile(wrapped, options=COMPILE_OPTIONS) if self.compile else wrapped
 
     @property
     def steps(self) -> int | None:
