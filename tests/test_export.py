@@ -283,7 +283,7 @@ def drawing():
 
 
 @pytest.mark.parametrize("make, recipe, options, shape", [
-    (lambda: nn.Sequential(nn.Linear(4, 3)), vd.bayes_by_backprop(estimator=vd.weight_sample), {"samples": 4}, (5, 4)),
+    (lambda: nn.Sequential(nn.Linear(4, 3)), vd.bayes_by_backprop(), {"samples": 4, "draw": "functions"}, (5, 4)),
     (lambda: Parts(lambda net, x: net.inner(x.mean(1)), inner=nn.Linear(4, 1)), vd.sparse_vd(), {"mode": "moments", "likelihood": vd.Gaussian(0.5)}, (5, 2, 4)),
 ], ids=["functions are members", "an output has the name of an operation"])  # fmt: skip
 def test_a_graph_answers(tmp_path, make, recipe, options, shape):

@@ -9,6 +9,7 @@ from tests.compression.nets import Residual, Separable
 from tests.nets import Parts, Tied
 from tests.refusals import assert_refused, unchanged
 from vardrop.gates import base as gates_base
+from vardrop.layers import Variational
 
 IMAGE = torch.randn(2, 3, 8, 8)
 NETS = {
@@ -242,3 +243,18 @@ def test_a_gate_keeps_the_outputs_of_a_trained_model_or_the_plan_says_how_far_it
             outside = factor * nn.functional.linear(inside, layer.weight, layer.bias)
             drift = min(float((layer(inside) - y).abs().max()) for y in (plain, outside))
             assert drift < 0.005
+
+
+ENCODER = lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+
+@pytest.mark.parametrize("make, expected", [
+    (lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2)), vd.local_reparameterization),
+    (Residual, vd.flipout), (Separable, vd.flipout), (Tied, vd.flipout), (ENCODER, vd.flipout),
+], ids=["dense", "residual", "depthwise", "embedding", "attention"])  # fmt: skip
+def test_bayes_by_backprop_chooses_the_estimator_that_is_exact_for_the_model(make, expected):
+    noisy = vd.noisy.named_modules_of(vd.convert(make(), vd.bayes_by_backprop()), Variational)
+    assert {m.estimator for m in noisy.values()} == {expected}
+    explicit = vd.convert(make(), vd.bayes_by_backprop(estimator=vd.weight_sample))
+    noisy = vd.noisy.named_modules_of(explicit, Variational)
+    assert {m.estimator for m in noisy.values()} == {vd.weight_sample}

@@ -162,6 +162,8 @@ def test_unsupported_modules_are_named_and_the_net_is_left_alone():
     assert_refused(r"'1' \(MaxPool2d\), which calls max_pool2d with over", propagate, pool, image)
     bilinear = vd.Bilinear(2, 2, 1, posterior=vd.AdditiveGaussian())
     assert_refused("without known moments", propagate, wrapped(bilinear), torch.zeros(1, 2))
+    conv = vd.convert(nn.Sequential(nn.Conv2d(1, 2, 1)), vd.bayes_by_backprop())
+    assert_refused(r"Flipout\(\) \(module '0'\), .*=vardrop.local_rep", propagate, conv, image)
     pairing = Parts(lambda net, x: (x, x))
     assert_refused("return one tensor.*but got tuple", propagate, pairing, torch.zeros(1, 2))
 
@@ -291,9 +293,12 @@ POOLS = {
 }  # fmt: skip
 
 
+LOCAL = vd.bayes_by_backprop(log_sigma2=0.0, estimator=vd.local_reparameterization)
+
+
 @pytest.mark.parametrize("name", POOLS)
 def test_average_pooling_against_samples(name):
     pool, size = POOLS[name]
     conv = (nn.Conv1d if len(size) == 1 else nn.Conv2d)(1, 2, 1)
-    net = vd.convert(nn.Sequential(conv, pool, nn.Flatten()), vd.bayes_by_backprop(log_sigma2=0.0))
+    net = vd.convert(nn.Sequential(conv, pool, nn.Flatten()), LOCAL)
     check_against_samples(net, torch.randn(1, 1, *size))

@@ -67,7 +67,7 @@ SINGLE = vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=vd.weight_sample)
 
 
 @pytest.mark.parametrize(
-    "recipe, whole", [(RECIPES["posterior"], "functions"), (SINGLE, "estimator")]
+    "recipe, whole", [(vd.sparse_vd(log_sigma2=-2.0), "functions"), (SINGLE, "estimator")]
 )
 def test_local_draws_are_independent_between_examples_and_whole_functions_are_not(recipe, whole):
     net, x, n = vd.convert(nn.Linear(5, 1), recipe).eval(), torch.ones(2, 5), 4000

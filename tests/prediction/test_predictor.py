@@ -20,7 +20,7 @@ from vardrop.functional import GeneratorNoise, draw_from
 from vardrop.prediction.rows import RowDraws
 from vardrop.prediction.strategies import FunctionDraws, LoopDraws
 
-BAYES = vd.bayes_by_backprop(log_sigma2=-3.0)
+BAYES = vd.bayes_by_backprop(log_sigma2=-3.0, estimator=vd.local_reparameterization)
 FLIPOUT = vd.bayes_by_backprop(log_sigma2=-3.0, estimator=vd.flipout)
 
 
@@ -118,6 +118,23 @@ def test_one_draw_per_example_is_predicted_with_whole_functions(recipe, kind):
     predictor = vd.Predictor(net)
     predictor.is_kept = False
     assert isinstance(predictor.strategy_for(x), kind)
+
+
+@COUNTS
+def test_flipout_next_to_dropout_is_predicted_with_whole_functions(count):
+    run = lambda net, x: net.last(net.drop(net.relu(net.norm(net.conv(x))).flatten(1)))
+    layers = {"norm": nn.BatchNorm2d(3), "relu": nn.ReLU(inplace=True), "drop": nn.Dropout(0.3)}
+    net = Parts(run, conv=nn.Conv2d(1, 3, 3), **layers, last=nn.Linear(48, 2))
+    vd.convert(net, vd.bayes_by_backprop(log_sigma2=-3.0)).eval()
+    x, options = torch.randn(2, 1, 6, 6), {"likelihood": vd.Values(), "seed": 0}
+    predictor = vd.Predictor(net)
+    predictor.is_kept = False
+    assert isinstance(predictor.strategy_for(x), FunctionDraws)
+    drawn = torch.cat([vd.predict(net, row, count, **options).draws for row in x.split(1)], 1)
+    net.drop.train()
+    with torch.no_grad(), vd.sampling(net), draw_from(GeneratorNoise(1)):
+        passes = [torch.cat([net(row) for row in x.split(1)]) for _ in range(count)]
+    assert_same_moments(drawn, torch.stack(passes), 5)
 
 
 @pytest.mark.parametrize("name", MODELS)

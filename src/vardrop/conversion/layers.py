@@ -8,12 +8,14 @@ from typing import cast
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import own_parameters
 from vardrop.conversion.rules import FROZEN, ConversionRule, Scope, has_parameters
+from vardrop.estimators import flipout, local_reparameterization
 from vardrop.gates import BetaBernoulli, DependentBetaBernoulli, Gate
 from vardrop.layers import NOISY_TYPES, Ties, Variational
 from vardrop.noisy import Noisy, NoisyTensor, named_modules_of
@@ -26,6 +28,9 @@ _UNSUPPORTED: dict[type, str] = {
     LazyModuleMixin: "its shape is not known yet; run one batch through the net first",
     nn.EmbeddingBag: "bags reduce rows inside one torch function",
 }
+# Layers that use one weight at several positions of an example. Local reparameterization would draw
+# separate noise at each position, which is not the posterior predictive distribution of q(w).
+_OVER_POSITIONS = (_ConvNd, nn.MultiheadAttention, nn.Embedding)
 _NEUTRAL = 1e-3  # how far the mean of a gate may be from one
 _TIED = (
     "its weight is tied to an embedding, so its gate cannot be folded in; name it with `include` "
@@ -43,6 +48,10 @@ def layer_rule(recipe: Recipe, scope: Scope) -> ConversionRule:
     """The rule of a recipe: new noise in plain layers, or gates that replace existing gates."""
     if isinstance(recipe.gate, DependentBetaBernoulli) and not recipe.gate.joint:
         return _DependentGates(recipe, recipe.gate)
+    if recipe.estimator is None:
+        over_positions = any(isinstance(m, _OVER_POSITIONS) for m in scope.net.modules())
+        default = flipout if over_positions else local_reparameterization
+        recipe = replace(recipe, estimator=default)
     return NoisyLayers(recipe, scope.everywhere)
 
 

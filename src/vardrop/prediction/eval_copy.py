@@ -31,7 +31,7 @@ from vardrop.functional import (
     redirect_random_ops,
     standard_normal,
 )
-from vardrop.gates import DROPOUT_TYPES, drop_rate
+from vardrop.gates import DROPOUT_TYPES, drop_rate, functional_dropout_rates
 from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
 from vardrop.noisy import Noisy, named_modules_of
 from vardrop.posteriors import Axes, Posterior, Tensors
@@ -46,16 +46,15 @@ def is_stochastic(module: nn.Module) -> bool:
 
 
 def draws_functions(net: nn.Module) -> bool:
-    """Whether every noise of a model is a draw of whole weight tensors.
+    """Whether every noisy weight of a model, and there is one, is drawn as a whole tensor.
 
     A draw per example, or with signs per example (Flipout), has the distribution of a whole
-    function for every example, so functions are drawn instead.
+    function for every example, so functions are drawn instead, with one mask of each gate or
+    dropout. Dropout inside the code of a module cannot be fixed.
     """
-    stochastic = [m for m in net.modules() if is_stochastic(m)]
-    weights = [m for m in stochastic if isinstance(m, Variational) and m.posterior is not None]
-    gated = any(m.gate is not None for m in weights)
+    weights = [m for m in named_modules_of(net, Variational).values() if m.posterior is not None]
     draws_weights = all(m.estimator.whole_weights_per is not None for m in weights)
-    return len(weights) == len(stochastic) > 0 and draws_weights and not gated
+    return bool(weights) and draws_weights and not any(map(functional_dropout_rates, net.modules()))
 
 
 def check_noise(net: nn.Module) -> None:
@@ -76,7 +75,7 @@ def make_eval_copy(net: nn.Module, noise: bool, local: bool = False) -> nn.Modul
     twin = clone_modules(net)
     for module in twin.modules():
         disable_encoder_fastpath(module)
-        if (switchable := DROPOUT_TYPES.get(type(module))) is not None:
+        if (switchable := DROPOUT_TYPES.get(type(module))) is not None and drop_rate(module):
             module.__class__ = switchable  # the same dropout, drawn from the call's generator
         if isinstance(module, Noisy):
             module.training, module.sampling = False, noise

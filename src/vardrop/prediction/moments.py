@@ -36,7 +36,8 @@ from vardrop.functional import (
 )
 from vardrop.gates import Gate
 from vardrop.gates.base import along
-from vardrop.layers import Variational
+from vardrop.layers import Conv1d, Conv2d, Conv3d, Variational
+from vardrop.noisy import named_modules_of
 from vardrop.prediction.eval_copy import (
     compute_variances,
     has_untracked_randomness,
@@ -369,6 +370,16 @@ class MomentDraws:
     """
 
     def __init__(self, net: nn.Module, pick: Pick, memory: int) -> None:
+        for name, module in named_modules_of(net, Variational).items():
+            draws_weights = module.estimator.whole_weights_per is not None
+            kernel = isinstance(module, Conv1d | Conv2d | Conv3d) and module.posterior is not None
+            if kernel and draws_weights:
+                raise VardropError(
+                    f"Moment propagation is not supported for {module.estimator!r} (module "
+                    f"'{name}'), because its noise is shared by the positions of an example. "
+                    "Convert with estimator=vardrop.local_reparameterization, or use "
+                    'mode="sample".'
+                )
         copy = compute_variances(make_eval_copy(net, noise=False), draws_outputs=False)
         self.net, self.pick, self.memory = clone_modules(copy), pick, memory
         for module in self.net.modules():

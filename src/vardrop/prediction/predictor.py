@@ -437,7 +437,11 @@ class Predictor(nn.Module):
             check_choice("outputs", name, (*self.output_names, "draws"))
         check_choice("noise", noise, ("runtime", "input"))
         with torch.no_grad():
-            return Graph(self, self.strategy_for(x), x, names, noise == "input")
+            strategy = self.strategy_for(x)
+            if isinstance(self._strategy, FunctionDraws) and self.draw == "estimator":
+                reason = "its layers draw whole weights"  # a graph draws them as in training
+                strategy = LoopDraws.of_copy(self._model, self.pick, reason)
+            return Graph(self, strategy, x, names, noise == "input")
 
     def metadata(self) -> dict[str, str]:
         """A description of this predictor for the file it is exported to."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
-from vardrop.estimators import Estimator, check_method, local_reparameterization
+from vardrop.estimators import Estimator, check_method, flipout, local_reparameterization
 from vardrop.gates import FeatureNoise
 from vardrop.heads import ClassRule
 from vardrop.posteriors import Posterior
@@ -30,7 +30,9 @@ class Recipe(BaseRecipe):
     Args:
         posterior: of the weights. None leaves them without noise.
         prior: of the weights. None is for a method without a KL.
-        estimator: how the noise of the weights is drawn.
+        estimator: how the noise of the weights is drawn. None lets `convert` choose by the model:
+            `flipout` if it has convolutions, attention or embeddings, which use a weight at several
+            positions of an example, and otherwise `local_reparameterization`.
         gate: noise on the inputs or outputs of each layer.
         noisy_bias: whether the biases have the posterior and the prior too.
 
@@ -41,7 +43,7 @@ class Recipe(BaseRecipe):
 
     posterior: Posterior | None = None
     prior: Prior | None = None
-    estimator: Estimator = local_reparameterization
+    estimator: Estimator | None = local_reparameterization
     gate: FeatureNoise | None = None
     noisy_bias: bool = False
 
@@ -57,7 +59,9 @@ class Recipe(BaseRecipe):
                 "Expected `posterior` where `noisy_bias` is True, but got None. "
                 "Give a posterior, which is what biases are drawn from."
             )
-        check_method(self.posterior, self.prior, self.estimator)
+        candidates = (flipout, local_reparameterization)
+        for estimator in candidates if self.estimator is None else (self.estimator,):
+            check_method(self.posterior, self.prior, estimator)
 
 
 @dataclass(frozen=True)

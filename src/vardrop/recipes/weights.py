@@ -26,18 +26,21 @@ _T = TypeVar("_T")
 def bayes_by_backprop(
     prior: Prior | None = None,
     log_sigma2: float = -9.0,
-    estimator: Estimator = local_reparameterization,
+    estimator: Estimator | None = None,
 ) -> Recipe:
     """Bayes by Backprop: N(mu, sigma^2) weights against N(0, 1), or any other prior.
 
     The authors use one weight sample per batch (`estimator=weight_sample`), a scale mixture prior
     (`prior=MonteCarlo(ScaleMixture())`) and sigma = softplus(rho) with rho in (-5, -4), so log
-    sigma^2 is near -9. Local reparameterisation is the default, for its smaller gradient variance.
+    sigma^2 is near -9.
 
     Args:
         prior: of the weights. None uses N(0, 1).
         log_sigma2: the initial log variance of the weights.
-        estimator: how the noise is drawn.
+        estimator: how the noise is drawn. None chooses by the model: `flipout` if it uses weights
+            at several positions of an example (convolutions, attention, embeddings), and otherwise
+            `local_reparameterization`, which has the smaller gradient variance. Both are then exact
+            for q(w).
 
     Returns:
         The recipe, for `convert`, `plan` and `fit`.
