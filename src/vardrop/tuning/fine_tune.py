@@ -36,7 +36,7 @@ from vardrop.tuning.minimize import Callback, Position, ShowProgress, minimize
 Batches = Iterable[tuple[Batch, Tensor]]
 Loss = Callable[[Any, Tensor], Tensor]
 _INITIAL_FACTOR = 50.0  # divides the initial variance of multiplicative noise
-_NOISE_LR_FACTOR = 100.0  # learning rate of the noise relative to the weights
+_NOISE_LR = 0.1  # highest learning rate of the noise
 _DRAWS, _FEW_DRAWS = 32, 16  # for the temperature
 _LEAST_EXAMPLES, _BATCH_SIZE = 100, 256
 
@@ -72,8 +72,8 @@ def fine_tune(
     *,
     likelihood: Likelihood | None = None,
     validation: LabelledData | None = None,
-    beta: float = 0.01,
-    lr: float = 1e-3,
+    beta: float = 0.02,
+    lr: float = 4e-3,
     progress: bool | None = None,
 ) -> nn.Module:
     """Train a trained model further, in place: a pruned model, or a model made noisy.
@@ -82,9 +82,9 @@ def fine_tune(
     stay at zero, and the model is returned.
 
     A noisy model is trained with its ELBO, for six epochs by default: Adam, one cycle of the
-    learning rate, and 0.01 of the KL. The full KL costs likelihood if there are many weights and
-    few epochs. The noise has its own learning rate, 100 times `lr`, because log sigma^2 has to
-    change by several units in few steps. Multiplicative noise that still has its initial value
+    learning rate, and 0.02 of the KL. The full KL costs likelihood if there are many weights and
+    few epochs. The noise has its own highest learning rate, 0.1, because log sigma^2 has to change
+    by several units in few steps. Multiplicative noise that still has its initial value
     starts at a fiftieth of it: recipes choose the initial noise for training from scratch, and a
     trained model would unlearn. The ELBO is returned: `predict(elbo, x)` uses its model, likelihood
     and temperature.
@@ -109,7 +109,9 @@ def fine_tune(
         validation: inputs and targets, or batches of them, that are not used for training, for the
             temperature and for the comparison with the plain model.
         beta: the weight of the KL.
-        lr: the highest learning rate.
+        lr: the highest learning rate of the weights. The default suits models that were trained
+            with Adam from random weights. A pretrained transformer needs a smaller one, as in any
+            fine-tuning.
         progress: show a progress line on standard error; None shows it on a terminal.
 
     Returns:
@@ -294,7 +296,7 @@ def _fine_tune_noisy(
 ) -> None:
     modes, steps = {m: training_mode(m) for m in elbo.modules()}, epochs * epoch_steps
     reduce_initial_noise(elbo.net)
-    optimizer = torch.optim.Adam(parameter_groups(elbo, lr, noise_lr=_NOISE_LR_FACTOR * lr))
+    optimizer = torch.optim.Adam(parameter_groups(elbo, lr, noise_lr=_NOISE_LR))
     rates = [group["lr"] for group in optimizer.param_groups]
     one_cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(steps, 2))
     elbo.train()
