@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -192,38 +193,49 @@ def _cubic_needs_a_bound(q: Posterior, p: LogUniform) -> str | None:
     )
 
 
-def _additive_gradient(
-    q: AdditiveGaussian, p: LogUniform, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
-) -> Tensor:
-    if p.form == "exact":
-        return F.log_uniform_kl_additive(weight, qt["log_sigma2"], value=False)
-    return _additive_to_log_uniform(q, p, weight, axes, qt, pt)
-
-
-@register_kl(
-    AdditiveGaussian,
-    LogUniform,
-    _cubic_needs_a_bound,
-    gradient=_additive_gradient,
-    shared=lambda q, p, weight, qt, pt: (
-        F.shared_weights(weight, qt["log_sigma2"]) if p.form == "exact" else None
-    ),
-)
 def _additive_to_log_uniform(
-    q: AdditiveGaussian, p: LogUniform, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
+    q: AdditiveGaussian,
+    p: LogUniform,
+    weight: Tensor,
+    axes: Axes,
+    qt: Tensors,
+    pt: Tensors,
+    value: bool = True,
 ) -> Tensor:
     if p.form == "exact":
-        return F.log_uniform_kl_additive(weight, qt["log_sigma2"])
+        return F.log_uniform_kl_additive(weight, qt["log_sigma2"], value)
     return log_uniform_from_log_alpha(p, q.log_alpha(weight, qt)).sum()
 
 
-@register_kl(MultiplicativeGaussian, LogUniform, _cubic_needs_a_bound)
-def _(
-    q: MultiplicativeGaussian, p: LogUniform, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
+register_kl(
+    AdditiveGaussian,
+    LogUniform,
+    _cubic_needs_a_bound,
+    gradient=partial(_additive_to_log_uniform, value=False),
+    shared=lambda q, p, weight, qt, pt: (
+        F.shared_weights(weight, qt["log_sigma2"]) if p.form == "exact" else None
+    ),
+)(_additive_to_log_uniform)
+
+
+def _multiplicative_kl(
+    q: MultiplicativeGaussian,
+    p: LogUniform | ARD,
+    weight: Tensor,
+    axes: Axes,
+    qt: Tensors,
+    pt: Tensors,
 ) -> Tensor:
     log_alpha = q.log_alpha(weight, qt)
-    per_alpha = weight.numel() / log_alpha.numel()  # weights with one alpha
-    return log_uniform_from_log_alpha(p, log_alpha).sum() * per_alpha
+    if isinstance(p, ARD):
+        each = 0.5 * torch.nn.functional.softplus(-log_alpha)
+    else:
+        each = log_uniform_from_log_alpha(p, log_alpha)
+    return each.sum() * (weight.numel() / log_alpha.numel())  # several weights have one alpha
+
+
+register_kl(MultiplicativeGaussian, LogUniform, _cubic_needs_a_bound)(_multiplicative_kl)
+register_kl(MultiplicativeGaussian, ARD)(_multiplicative_kl)
 
 
 @register_kl(
@@ -233,15 +245,6 @@ def _(
 )
 def _(q: AdditiveGaussian, p: ARD, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
     return F.ard_kl_additive(weight, qt["log_sigma2"])
-
-
-@register_kl(MultiplicativeGaussian, ARD)
-def _(
-    q: MultiplicativeGaussian, p: ARD, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
-) -> Tensor:
-    log_alpha = q.log_alpha(weight, qt)
-    per_alpha = weight.numel() / log_alpha.numel()
-    return 0.5 * torch.nn.functional.softplus(-log_alpha).sum() * per_alpha
 
 
 def _zero_mean_kl(
@@ -277,13 +280,10 @@ def _(
     q: AdditiveGaussian, p: Normal, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
 ) -> Tensor:
     log_sigma2, divergence = qt["log_sigma2"], _blocked_normal(p, weight, pt)
-    if (weights := additive_weights(weight, log_sigma2, divergence)) is not None:
+    weights = additive_weights(weight, log_sigma2, divergence)
+    if weights is not None:
         return weights.kl()
-    # `normal_kl` with the sums taken term by term: fewer passes over the weights.
-    scale = divergence.scale
-    squares = log_sigma2.exp().sum() + (weight - divergence.location).square().sum()
-    constant = weight.numel() * (scale.log() - 0.5)
-    return (0.5 * (squares / scale.square() - log_sigma2.sum()) + constant).sum()
+    return divergence.expression(weight, log_sigma2, *divergence.hyper)
 
 
 def _gaussian_to_normal(

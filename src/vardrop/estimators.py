@@ -315,15 +315,17 @@ class Flipout(Estimator):
             bias = affine.bias.perturbation(noise_b).to(affine.bias.mean.dtype)
         x, *rest = inputs
         if x.is_floating_point():
-            x = x * (self._signs(x, affine.trailing) if sign_in is None else sign_in)
-        y = affine.op(x, *rest, weight, bias)
-        y = y * (self._signs(y, affine.trailing) if sign_out is None else sign_out)
+            x = _flip(x, sign_in, affine.trailing)
+        y = _flip(affine.op(x, *rest, weight, bias), sign_out, affine.trailing)
         return y if mean is None else mean + y
 
-    @staticmethod
-    def _signs(x: Tensor, trailing: int) -> Tensor:
-        signed = (0, x.dim() - 1 - trailing)  # one sign per example and channel
-        return random_signs(tuple(n if i in signed else 1 for i, n in enumerate(x.shape)), x)
+
+def _flip(x: Tensor, signs: Tensor | None, trailing: int) -> Tensor:
+    """x times one sign per example and channel. `None` draws them."""
+    if signs is None:
+        signed = (0, x.dim() - 1 - trailing)
+        signs = random_signs(tuple(n if i in signed else 1 for i, n in enumerate(x.shape)), x)
+    return x * signs
 
 
 def _weight_noise(noise: ExplicitNoise) -> WeightNoise:

@@ -360,24 +360,17 @@ def sampling(net: nn.Module, on: bool = True) -> Iterator[nn.Module]:
                 )
             for m in modules:
                 # The first entry is the flag before, which is restored at the end.
-                m.__dict__.setdefault("_switches", [m.sampling]).append(switch)
+                vars(m).setdefault("_switches", [m.sampling]).append(switch)
                 m.sampling = on
         yield net
     finally:
         with _switching:
             for m in modules:
-                _leave(m, switch)
-
-
-def _leave(module: Noisy, switch: _Switch) -> None:
-    switches = module.__dict__.get("_switches", [])
-    if switch not in switches:  # an exception came before this module was reached
-        return
-    switches.remove(switch)
-    if len(switches) > 1:
-        module.sampling = switches[-1].on
-    else:
-        module.sampling = module.__dict__.pop("_switches")[0]
+                switches = vars(m).get("_switches", [])
+                if switch not in switches:  # an exception came before this module was reached
+                    continue
+                switches.remove(switch)
+                m.sampling = switches[-1].on if len(switches) > 1 else vars(m).pop("_switches")[0]
 
 
 def kl(net: nn.Module, value: bool = True) -> Tensor:

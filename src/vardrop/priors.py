@@ -23,10 +23,8 @@ from vardrop.functional.normal import LOG_2PI
 class Prior(Value):
     """Base of priors. Their tensors are in at least single precision."""
 
-    @property
-    def learned(self) -> bool:
-        """Whether its tensors are parameters, fitted by empirical Bayes."""
-        return False
+    learned = False
+    """Whether its tensors are parameters, fitted by empirical Bayes."""
 
     def initial(self, weight: Tensor) -> dict[str, Tensor]:
         """The tensors that a layer must own for this prior, at their initial values.
@@ -180,11 +178,10 @@ class ScaleMixture(Proper):
 
     def log_prob(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         """log(pi N(w; 0, std1^2) + (1 - pi) N(w; 0, std2^2))."""
-
-        def component(fraction: float, std: float) -> Tensor:
-            return math.log(fraction / std) - 0.5 * (weight / std).square() - 0.5 * LOG_2PI
-
-        broad, narrow = component(self.pi, self.std1), component(1 - self.pi, self.std2)
+        broad, narrow = (
+            math.log(fraction / std) - 0.5 * (weight / std).square() - 0.5 * LOG_2PI
+            for fraction, std in ((self.pi, self.std1), (1 - self.pi, self.std2))
+        )
         # In log space, so that the gradient does not vanish beyond a few std1. The second
         # derivative of torch.logaddexp is NaN if one component is much larger.
         return broad + functional.softplus(narrow - broad, threshold=50.0)
@@ -252,7 +249,7 @@ class MonteCarlo(Prior):
         check_integer("samples", self.samples)
 
     @property
-    def learned(self) -> bool:
+    def learned(self) -> bool:  # type: ignore[override]
         """Whether the sampled prior has parameters."""
         return self.prior.learned
 

@@ -120,8 +120,7 @@ def input_batches(device: torch.device | None, data: BatchOrLoader) -> Iterator[
         with report_arguments("x"):
             if num_examples(x) == 0:
                 raise VardropError("Expected `x` to have rows, but got none.")
-            if isinstance(x, Mapping):
-                check_named(x)
+            check_named(x)
             _check_finite(x)
         yield x if device is None else map_tensors(lambda t: t.to(device), x)
     if batch is None:
@@ -191,7 +190,7 @@ def slice_batch(x: _Structure, start: int, stop: int) -> _Structure:
 
 
 def map_tensors(function: Callable[[Tensor], Any], x: _Structure) -> _Structure:
-    """Apply a function to each tensor of a batch."""
+    """Apply a function to each tensor of a batch. One tensor needs no walk over a structure."""
     return function(x) if isinstance(x, Tensor) else tree_map_only(Tensor, function, x)
 
 
@@ -201,10 +200,7 @@ def clone_batch(x: _Structure) -> _Structure:
     A model whose first operation is in place (`Dropout(inplace=True)`, `x += 1`) then does not
     change the batch of the caller, and every draw starts from the same inputs.
     """
-    if isinstance(x, Tensor):  # faster than a walk over the structure
-        return x.clone()  # type: ignore[return-value]
-    copied: _Structure = tree_map_only(Tensor, Tensor.clone, x)
-    return copied
+    return map_tensors(Tensor.clone, x)
 
 
 def output_tensor(output: object) -> Tensor:
@@ -216,10 +212,8 @@ def output_tensor(output: object) -> Tensor:
     """
     if isinstance(output, Tensor):
         return output
-    if isinstance(output, Mapping):
-        logits = output.get("logits")
-    else:
-        logits = getattr(output, "logits", None)
+    is_mapping = isinstance(output, Mapping)
+    logits = output.get("logits") if is_mapping else getattr(output, "logits", None)
     if isinstance(logits, Tensor):
         return logits
     raise VardropError(

@@ -164,7 +164,18 @@ def from_json(data: dict[str, Any]) -> Value:
 def _build(data: Any) -> Value:
     check_type("data", data, dict, "a dictionary that vardrop.to_json made")
     fields = dict(data)
-    cls, version = _find_type(fields.pop("type", None)), fields.pop("version", None)
+    kind, version = fields.pop("type", None), fields.pop("version", None)
+    concrete = {
+        name: cls
+        for name, cls in _TYPES.items()
+        if ABC not in cls.__bases__ and not inspect.isabstract(cls)
+    }
+    cls = concrete.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise VardropError(
+            f"Expected `type` to be one of {sorted(concrete)}, but got {describe_value(kind)}. "
+            "Import the package that defines it first (--import on the command line)."
+        )
     if type(version) is not int or version != cls.version:
         raise VardropError(
             f"Expected `version` of {cls.__name__} to be {cls.version}, but got "
@@ -185,18 +196,3 @@ def _build(data: Any) -> Value:
     for name, kind in _kinds(cls).items():
         _check_field(name, fields[name], kind)
     return cls(**fields)
-
-
-def _find_type(name: Json) -> type[Value]:
-    cls = _TYPES.get(name) if isinstance(name, str) else None
-    if cls is None or _is_abstract(cls):
-        names = sorted(name for name, cls in _TYPES.items() if not _is_abstract(cls))
-        raise VardropError(
-            f"Expected `type` to be one of {names}, but got {describe_value(name)}. "
-            "Import the package that defines it first (--import on the command line)."
-        )
-    return cls
-
-
-def _is_abstract(cls: type[Value]) -> bool:
-    return ABC in cls.__bases__ or inspect.isabstract(cls)

@@ -89,8 +89,18 @@ def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
     return (values * weight).sum() / weight.sum()
 
 
-def check_labels(y: Tensor, examples: int, classes: int) -> None:
-    """Raise an error unless `y` holds one class index below `classes` per example."""
+def check_classification(
+    probs: Tensor, y: Tensor, logarithms: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return class probabilities in at least single precision and labels as int64.
+
+    Args:
+        probs: probabilities or their logarithms, shape (N, K).
+        y: class indices, shape (N,).
+        logarithms: whether `probs` are logarithms.
+    """
+    scores = check_probabilities("log_probs" if logarithms else "probs", probs, 2, logarithms)
+    examples, classes = scores.shape
     check_tensor("y", y)
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise VardropError(
@@ -108,21 +118,6 @@ def check_labels(y: Tensor, examples: int, classes: int) -> None:
             f"Expected `y` to hold labels from 0 to {classes - 1}, but got labels from {low} to "
             f"{high}. Drop the examples with an ignore label, or renumber the classes from zero."
         )
-
-
-def check_classification(
-    probs: Tensor, y: Tensor, logarithms: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return class probabilities in at least single precision and labels as int64.
-
-    Args:
-        probs: probabilities or their logarithms, shape (N, K).
-        y: class indices, shape (N,).
-        logarithms: whether `probs` are logarithms.
-    """
-    name = "log_probs" if logarithms else "probs"
-    scores = check_probabilities(name, probs, 2, logarithms)
-    check_labels(y, *scores.shape)
     return scores, y.long()
 
 

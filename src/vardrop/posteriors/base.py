@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
 from vardrop._core.checks import check_number, describe_value
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
-from vardrop.functional import normal_entropy, standard_normal
+from vardrop.functional import log_square, normal_entropy, standard_normal
 
 Tensors = Mapping[str, Tensor]
 Sharing = Literal["weight", "input", "output", "layer"]
@@ -73,20 +73,17 @@ class Posterior(Value, ABC):
     converted model to change that.
     """
 
-    @property
-    def symmetric(self) -> bool:
-        """Whether w - E w and E w - w have the same distribution."""
-        return True
+    symmetric: ClassVar[bool] = True
+    """Whether w - E w and E w - w have the same distribution."""
 
-    @property
-    def zero_mean(self) -> bool:
-        """Whether E w = 0, so that all information is in the noise."""
-        return False
+    zero_mean: ClassVar[bool] = False
+    """Whether E w = 0, so that all information is in the noise."""
 
-    @property
-    def gaussian(self) -> bool:
-        """Whether the weights are independent normal numbers, and so pre-activations are normal."""
-        return False
+    gaussian = False
+    """Whether the weights are independent normal numbers, and so pre-activations are normal."""
+
+    learned = True
+    """Whether the noise tensors are parameters, not buffers."""
 
     @property
     def noise_per(self) -> Sharing | None:
@@ -107,11 +104,6 @@ class Posterior(Value, ABC):
             units = (*axes.input, *axes.output)
             return all(n == 1 for i, n in enumerate(weight.shape) if i not in units)
         return self.noise_per == "weight"
-
-    @property
-    def learned(self) -> bool:
-        """Whether the noise tensors are parameters, not buffers."""
-        return True
 
     @abstractmethod
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
@@ -163,7 +155,6 @@ class Posterior(Value, ABC):
             The perturbations of the weights.
         """
 
-    @abstractmethod
     def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
         """log(Var w / (E w)^2), broadcastable to the shape of `weight`.
 
@@ -174,6 +165,7 @@ class Posterior(Value, ABC):
         Returns:
             The ratios.
         """
+        return self.log_variance(weight, tensors) - log_square(weight)
 
     def log_variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
         """log Var w. Override it if the variance itself may underflow.

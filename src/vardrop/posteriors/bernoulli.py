@@ -34,7 +34,7 @@ class Bernoulli(Posterior):
     drop_rate: float = 0.5
     per: Literal["weight", "input"] = "weight"
     symmetric: ClassVar[bool] = False  # masks are skewed
-    learned: ClassVar[bool] = False
+    learned = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -44,8 +44,7 @@ class AdditiveGaussian(Posterior):
 
     log_sigma2: float = -10.0
     train_clip: float | None = None
-    gaussian: ClassVar[bool] = True
-    zero_mean: ClassVar[bool] = False  # a constant, because every product asks for it
+    gaussian = True
     positive: ClassVar[tuple[str, ...]] = ("train_clip",)
 
     def __post_init__(self) -> None:
@@ -77,10 +76,6 @@ class AdditiveGaussian(Posterior):
         """exp(log_sigma2 / 2) noise."""
         return torch.exp(0.5 * to_float32_or_wider(tensors["log_sigma2"])) * noise
 
-    def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
-        """log_sigma2 - log weight^2."""
-        return to_float32_or_wider(tensors["log_sigma2"]) - log_square(weight)
-
 
 @dataclass(frozen=True)
 class MultiplicativeGaussian(Posterior):
@@ -105,7 +100,7 @@ class MultiplicativeGaussian(Posterior):
     per: Sharing = "weight"
     learned: bool = True
     max_alpha: float | None = None
-    gaussian: ClassVar[bool] = True
+    gaussian = True
     positive: ClassVar[tuple[str, ...]] = ("alpha", "max_alpha")
 
     def __post_init__(self) -> None:

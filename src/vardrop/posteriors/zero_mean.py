@@ -38,7 +38,7 @@ class ZeroMean(Posterior):
     noise_per: ClassVar[Sharing] = "weight"
 
     @property
-    def gaussian(self) -> bool:
+    def gaussian(self) -> bool:  # type: ignore[override]
         """Whether the noise is normal."""
         return self.noise == "gaussian"
 
