@@ -257,8 +257,8 @@ register_kl(ZeroMean, LogUniform)(_zero_mean_kl)
 register_kl(ZeroMean, ARD)(_zero_mean_kl)
 
 
-def _needs_density(q: ZeroMean, p: Prior) -> str | None:
-    return None if q.gaussian else f"{q.noise} noise has no Gaussian density"
+def _needs_entropy(q: Posterior, p: Prior) -> str | None:
+    return None if q.has_entropy else "the posterior does not define `entropy`"
 
 
 def _mean(q: Posterior, weight: Tensor) -> Tensor:
@@ -302,7 +302,7 @@ def _gaussian_to_normal(
 
 
 register_kl(MultiplicativeGaussian, Normal)(_gaussian_to_normal)
-register_kl(ZeroMean, Normal, _needs_density)(_gaussian_to_normal)
+register_kl(ZeroMean, Normal, _needs_entropy)(_gaussian_to_normal)
 
 
 def _gaussian_to_student_t(
@@ -321,7 +321,7 @@ def _gaussian_to_student_t(
 
 register_kl(AdditiveGaussian, StudentT)(_gaussian_to_student_t)
 register_kl(MultiplicativeGaussian, StudentT)(_gaussian_to_student_t)
-register_kl(ZeroMean, StudentT, _needs_density)(_gaussian_to_student_t)
+register_kl(ZeroMean, StudentT, _needs_entropy)(_gaussian_to_student_t)
 
 
 def _zero_centred(q: Bernoulli, p: Normal) -> str | None:
@@ -333,10 +333,6 @@ def _(q: Bernoulli, p: Normal, weight: Tensor, axes: Axes, qt: Tensors, pt: Tens
     # Quasi-KL of Gal & Ghahramani 2016 (appendix): the singular posterior's mean term; a dropped
     # weight has no cost, and a retained one has the value weight / (1 - drop_rate).
     return 0.5 * weight.square().sum() / (p.std**2 * (1 - q.drop_rate))
-
-
-def _needs_entropy(q: Posterior, p: MonteCarlo) -> str | None:
-    return None if q.has_entropy else "the posterior does not define `entropy`"
 
 
 @register_kl(Posterior, MonteCarlo, _needs_entropy)  # type: ignore[type-abstract]

@@ -89,9 +89,7 @@ class AffineMap:
         Kingma, Salimans & Welling 2015, eq. 6; Wang & Manning 2013, sec. 3.
         """
         mean = self.weight.mean
-        half = (
-            self.precision == torch.float16
-        )  # variances vanish in it: its smallest number is 6e-8
+        half = self.precision == torch.float16  # its smallest number is 6e-8: variances vanish
         dtype = torch.float32 if half else mean.dtype
         with torch.autocast(mean.device.type, enabled=False) if half else nullcontext():
             wide = [x.float() if half and x.is_floating_point() else x for x in inputs]
@@ -197,8 +195,7 @@ class WeightSample(Estimator):
     def __call__(
         self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: ExplicitNoise | None = None
     ) -> Tensor:
-        noise_w, noise_b = affine.draw() if noise is None else _weight_noise(noise)
-        return affine.op(*inputs, *affine.sample(noise_w, noise_b))
+        return affine.op(*inputs, *affine.sample(*_weight_noise(affine, noise)))
 
 
 @dataclass(frozen=True)
@@ -213,9 +210,7 @@ class PerExample(Estimator):
     def __call__(
         self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: ExplicitNoise | None = None
     ) -> Tensor:
-        if noise is None:
-            noise = affine.draw((inputs[0].shape[0],))
-        noise_w, noise_b = _weight_noise(noise)
+        noise_w, noise_b = _weight_noise(affine, noise, (inputs[0].shape[0],))
         weight, bias = affine.sample(noise_w, noise_b)
 
         def one(weight: Tensor, bias: Tensor | None, *example: Tensor) -> Tensor:
@@ -328,7 +323,11 @@ def _flip(x: Tensor, signs: Tensor | None, trailing: int) -> Tensor:
     return x * signs
 
 
-def _weight_noise(noise: ExplicitNoise) -> WeightNoise:
+def _weight_noise(
+    affine: AffineMap, noise: ExplicitNoise | None, batch: tuple[int, ...] = ()
+) -> WeightNoise:
+    if noise is None:
+        return affine.draw(batch)
     if isinstance(noise, Tensor) or len(noise) != 2:
         raise _wrong_noise("(noise of the weight, noise of the bias or None)", noise)
     return noise

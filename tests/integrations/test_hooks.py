@@ -54,7 +54,7 @@ def test_an_entry_point_is_loaded_once_for_a_class_of_its_package(monkeypatch, t
         "register_input_check('odd_input', check)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(integrations, "_input_checks", {})
+    monkeypatch.setattr(integrations, "input_checks", {})
     asked = []
 
     def entry_points(group, name):

@@ -18,10 +18,8 @@ def update_encoder_fastpath(net: nn.Module, noisy: type[nn.Module]) -> None:
     for module in net.modules():
         if not isinstance(module, tuple(_FLAGS)):
             continue
-        attention = [
-            m.self_attn for m in module.modules() if isinstance(m, nn.TransformerEncoderLayer)
-        ]
-        replaced = any(not isinstance(a, nn.MultiheadAttention) for a in attention)
+        layers = [m for m in module.modules() if isinstance(m, nn.TransformerEncoderLayer)]
+        replaced = any(not isinstance(m.self_attn, nn.MultiheadAttention) for m in layers)
         if replaced or any(isinstance(m, noisy) for m in module.modules()):
             disable_encoder_fastpath(module)
         else:

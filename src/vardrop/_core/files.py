@@ -161,7 +161,8 @@ def with_checksum(value: Mapping[str, Json]) -> dict[str, Json]:
     {'epochs': 3}
     """
     content = to_json_safe(value)
-    return {**content, "sha256": _checksum(content)}
+    text = json.dumps(content, sort_keys=True)
+    return {**content, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def verify_checksum(value: Json, source: str) -> dict[str, Any]:
@@ -180,16 +181,12 @@ def verify_checksum(value: Json, source: str) -> dict[str, Any]:
             "It is damaged."
         )
     content = {k: v for k, v in value.items() if k != "sha256"}
-    if value.get("sha256") != _checksum(content):
+    if value.get("sha256") != with_checksum(content)["sha256"]:
         raise VardropError(
             f"Expected the checksum of {source} to match its content, but it does not. It is "
             "damaged or was edited."
         )
     return content
-
-
-def _checksum(content: Mapping[str, Json]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def check_readable(path: Path, remedy: str = "") -> None:
@@ -258,9 +255,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     try:
         with library.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            text = metadata.get("values", "null")
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-            values = json.loads(text)
+        text = metadata.get("values", "null")
+        values = json.loads(text)
     except (library.SafetensorError, OSError, ValueError, RecursionError) as broken:
         raise VardropError(
             f"Expected {path} to be a safetensors file, but got: {broken}. It is damaged."

@@ -17,7 +17,7 @@ _GROUP = "vardrop.integrations"
 Span = Callable[[tuple[Any, ...], dict[str, Any]], tuple[int, int | None]]
 _loaded = {"torch", "vardrop", "__main__"}  # packages without an integration, or with a loaded one
 _positions: list[tuple[Callable[[nn.Module], bool], Span]] = []
-_input_checks: dict[str, Callable[[str, Tensor], None]] = {}
+input_checks: dict[str, Callable[[str, Tensor], None]] = {}
 
 
 def load_integration(kind: type) -> None:
@@ -61,10 +61,4 @@ def register_input_check(name: str, check: Callable[[str, Tensor], None]) -> Non
         name: of the input.
         check: a function of the name and the tensor. It raises an error for a wrong input.
     """
-    _input_checks[name] = check
-
-
-def check_input(name: str, value: object) -> None:
-    """Run the registered check of an input, if there is one for its name."""
-    if name in _input_checks and isinstance(value, Tensor):
-        _input_checks[name](name, value)
+    input_checks[name] = check

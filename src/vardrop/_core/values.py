@@ -8,6 +8,7 @@ and only types that are already imported can be read back.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 from abc import ABC
@@ -15,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -25,7 +25,6 @@ from vardrop._core.errors import VardropError
 # A value that JSON can store.
 Json: TypeAlias = "Mapping[str, Json] | Sequence[Json] | str | float | None"
 _TYPES: dict[str, type[Value]] = {}
-_KINDS: WeakKeyDictionary[type[Value], dict[str, Any]] = WeakKeyDictionary()
 _LARGEST = 1.8446742974197924e19  # its square is the largest number in single precision
 _WORDS: dict[Any, str] = {
     float: "a finite number",
@@ -73,15 +72,14 @@ class Value:
                 check_number(name, getattr(self, name), above=0)
 
 
+@functools.cache
 def _kinds(cls: type[Value]) -> dict[str, Any]:
     """The declared type of every field, or none if a name in a declaration is not defined."""
-    if cls not in _KINDS:
-        try:
-            hints = get_type_hints(cls)
-        except NameError:
-            hints = {}
-        _KINDS[cls] = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.name in hints}
-    return _KINDS[cls]
+    try:
+        hints = get_type_hints(cls)
+    except NameError:
+        hints = {}
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.name in hints}
 
 
 def _check_field(name: str, value: object, kind: Any) -> None:

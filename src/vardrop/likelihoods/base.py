@@ -126,11 +126,13 @@ def sum_targets(values: Tensor, leading: int) -> Tensor:
     return values.flatten(leading).sum(leading) if values.dim() > leading else values
 
 
-def check_same_shape(name: str, y: Tensor, expected: torch.Size) -> None:
-    """Raise an error for a target of another shape than the prediction."""
+def check_same_shape(
+    name: str, y: Tensor, expected: torch.Size, reference: str = "prediction"
+) -> None:
+    """Raise an error for a target or mask of another shape than the prediction or the targets."""
     check_tensor(name, y)
     if y.shape != expected:
         raise VardropError(
-            f"Expected `{name}` to have the shape {tuple(expected)} of the prediction, but got "
-            f"{tuple(y.shape)}: broadcasting would mix examples. Reshape the target."
+            f"Expected `{name}` to have the shape {tuple(expected)} of the {reference}, but got "
+            f"{tuple(y.shape)}: broadcasting would mix examples. Reshape it."
         )

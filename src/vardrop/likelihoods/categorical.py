@@ -115,12 +115,7 @@ class Categorical(_OfClasses):
         tensor([[   3,    1, -100]])
         """
         check_tensor("y", y)
-        check_tensor("mask", mask)
-        if mask.shape != y.shape:
-            raise VardropError(
-                f"Expected `mask` to have the shape {tuple(y.shape)} of the targets, but got "
-                f"{tuple(mask.shape)}. Mask each target."
-            )
+        check_same_shape("mask", mask, y.shape, "targets")
         targets = y.masked_fill(mask == 0, self.ignore_index)
         self.check_valid(targets)
         return targets

@@ -67,8 +67,15 @@ def class_scores(probs: Tensor, log_probs: Tensor, y: Tensor) -> dict[str, Weigh
         return (2 * (weights @ correct) / both).nanmean(1)
 
     def auroc(weights: Tensor) -> Tensor:
-        compared = range(classes if classes > 2 else 1)  # the areas of two classes are equal
-        areas = [_area(probs[:, k], truth[:, k], weights) for k in compared]
+        areas = []  # under the ROC curve of each class. Ties count half
+        for k in range(classes if classes > 2 else 1):  # the areas of two classes are equal
+            ascending, order = probs[:, k].sort()
+            positive = weights[:, order] * truth[order, k]
+            below = pad((weights[:, order] - positive).cumsum(1), (1, 0))
+            first = torch.searchsorted(ascending, ascending)
+            last = torch.searchsorted(ascending, ascending, right=True)
+            twice_wins = (positive * (below[:, first] + below[:, last])).sum(1)
+            areas.append(twice_wins / (2 * positive.sum(1) * below[:, -1]))
         return torch.stack(areas, 1).nanmean(1)
 
     return {
@@ -79,17 +86,6 @@ def class_scores(probs: Tensor, log_probs: Tensor, y: Tensor) -> dict[str, Weigh
         "nll": average(-log_probs),
         "brier": average((probs - truth).square().sum(1)),
     }
-
-
-def _area(scores: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
-    """The area under the ROC curve for each row of weights. Ties count half."""
-    ascending, order = scores.sort()
-    positive = weights[:, order] * truth[order]
-    below = pad((weights[:, order] - positive).cumsum(1), (1, 0))
-    first = torch.searchsorted(ascending, ascending)
-    last = torch.searchsorted(ascending, ascending, right=True)
-    losers = below[:, first] + below[:, last]
-    return (positive * losers).sum(1) / (2 * positive.sum(1) * below[:, -1])
 
 
 def number_scores(
@@ -118,17 +114,16 @@ def number_scores(
 
 
 def bootstrap(
-    scores: Mapping[str, WeightedScore], rows: int, weight: Tensor | None = None, seed: int = 0
+    scores: Mapping[str, WeightedScore], rows: int, weight: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Scores of 1000 resamples of the examples, or of 200 with more than 5000 examples.
 
-    The resamples are the same at every call with the same seed.
+    The resamples are the same at every call.
 
     Args:
         scores: weighted scores by name.
         rows: the number of examples.
         weight: weights of the examples, shape (rows,). One if None.
-        seed: of the resamples.
 
     Returns:
         One score per resample, by name.
@@ -137,7 +132,7 @@ def bootstrap(
     >>> bool((draws.std() - 2.89).abs() < 0.2)  # the standard deviation of the examples over 10
     True
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     resampled: dict[str, list[Tensor]] = {name: [] for name in scores}
     weight = torch.ones(rows).double() if weight is None else weight.double().flatten()
     draws = _DRAWS if rows <= _MANY else _FEWER

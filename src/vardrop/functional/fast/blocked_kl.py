@@ -122,11 +122,6 @@ def _polynomial(coefficients: tuple[float, ...], s: Tensor, out: Tensor) -> Tens
     return out
 
 
-def _variance(log_sigma2: Tensor) -> Tensor:
-    # Literals, because a compiler with dynamic shapes makes variables of global floats.
-    return log_sigma2.clamp(-80.0, 80.0).exp()
-
-
 class BlockedKL(ABC):
     """The KL of N(weight, exp(log_sigma2)) to a prior, summed, and its gradient, in blocks.
 
@@ -243,7 +238,8 @@ class _CompiledKL(torch.autograd.Function):
     def forward(weight: Tensor, log_sigma2: Tensor, value: bool) -> Tensor:
         if not value:
             return weight.new_zeros(())
-        variance = _variance(log_sigma2)
+        # Literals, because a compiler with dynamic shapes makes variables of global floats.
+        variance = log_sigma2.clamp(-80.0, 80.0).exp()
         s = variance / (variance + weight * weight * (1 / 7))
         # The logarithm of theta^2 / sigma^2, which itself may overflow.
         log_ratio = _divide(_r(), s).log() + log_square(weight) - log_sigma2
@@ -258,7 +254,7 @@ class _CompiledKL(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, log_sigma2 = ctx.saved_tensors
-        variance = _variance(log_sigma2)
+        variance = log_sigma2.clamp(-80.0, 80.0).exp()
         below = variance + weight * weight * (1 / 7)
         slope = _divide(_s(), variance / below) * (weight * grad) / below
         return slope, -0.5 * slope * weight, None
