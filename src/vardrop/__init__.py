@@ -106,12 +106,9 @@ _HOMES = {name: home for home, names in _LAZY.items() for name in names.split()}
 _MODULES = {estimators, functional, gates, heads, layers, metrics, posteriors, priors}
 
 
-def _is_public(name: str, value: object) -> bool:
-    hidden = name.startswith("_") or name in ("TYPE_CHECKING", "Any", "ModuleType")
-    return not hidden and (not isinstance(value, ModuleType) or value in _MODULES)
-
-
-__all__ = sorted([*(n for n, v in globals().items() if _is_public(n, v)), *_HOMES])  # noqa: PLE0605
+_HELPERS = {"TYPE_CHECKING", "Any", "ModuleType"}
+_NAMES = [n for n, v in globals().items() if not isinstance(v, ModuleType) or v in _MODULES]
+__all__ = sorted({n for n in (*_NAMES, *_HOMES) if n[0] != "_"} - _HELPERS)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:

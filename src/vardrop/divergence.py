@@ -151,7 +151,7 @@ def kl_divergence(
     pair = check_kl(q, p)
     names = ("weight", "axes", "q_tensors", "p_tensors", "value")
     with nullcontext() if torch.compiler.is_compiling() else report_arguments(*names):
-        weight = F.to_float32_or_wider(weight)
+        weight = F.to_float32_or_wider(torch.zeros_like(weight) if q.zero_mean else weight)
         q_tensors, p_tensors = (
             {name: F.to_float32_or_wider(t) for name, t in tensors.items()}
             for tensors in (q_tensors, p_tensors)
@@ -261,10 +261,6 @@ def _needs_entropy(q: Posterior, p: Prior) -> str | None:
     return None if q.has_entropy else "the posterior does not define `entropy`"
 
 
-def _mean(q: Posterior, weight: Tensor) -> Tensor:
-    return torch.zeros_like(weight) if q.zero_mean else weight
-
-
 def _blocked_normal(p: Normal, weight: Tensor, pt: Tensors) -> NormalKL:
     return NormalKL(p.location(weight, pt), p.scale(weight, pt))
 
@@ -298,7 +294,7 @@ def _gaussian_to_normal(
     # normal number (`log_square`), so that a model with such weights can be trained.
     location, scale = p.location(weight, pt), p.scale(weight, pt)
     log_variance = q.log_variance(weight, qt)
-    return F.normal_kl(_mean(q, weight), location, scale, log_variance=log_variance).sum()
+    return F.normal_kl(weight, location, scale, log_variance=log_variance).sum()
 
 
 register_kl(MultiplicativeGaussian, Normal)(_gaussian_to_normal)
@@ -308,9 +304,8 @@ register_kl(ZeroMean, Normal, _needs_entropy)(_gaussian_to_normal)
 def _gaussian_to_student_t(
     q: Posterior, p: StudentT, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
 ) -> Tensor:
-    mean, variance = _mean(q, weight), q.variance(weight, qt)
     unit = p.scale * math.sqrt(p.df)
-    scaled_mean, scaled_variance = mean / unit, variance / unit**2
+    scaled_mean, scaled_variance = weight / unit, q.variance(weight, qt) / unit**2
     if p.form == "bound":
         tail = torch.log1p(scaled_mean.square() + scaled_variance)
     else:

@@ -93,9 +93,8 @@ class AffineMap:
         dtype = torch.float32 if half else mean.dtype
         with torch.autocast(mean.device.type, enabled=False) if half else nullcontext():
             wide = [x.float() if half and x.is_floating_point() else x for x in inputs]
-            squares = [x * x if x.is_floating_point() else x for x in wide]  # or an index
-            if self.trailing:
-                squares = [keep_layout(s, x) for s, x in zip(squares, wide, strict=True)]
+            # An input that is no number is an index.
+            squares = [keep_layout(x * x, x) if x.is_floating_point() else x for x in wide]
             if spread is not None:
                 squares[0] = squares[0] + spread
             variance = self.op(*squares, *(v.to(dtype) for v in variances))
@@ -130,19 +129,24 @@ class AffineMap:
         bias = variance.new_full((self.outputs,), floor)
         if isinstance(self.bias, NoisyTensor):
             bias = bias + self.bias.variance()
-        return keep_layout(variance, self.weight.mean) if self.trailing else variance, bias
+        return keep_layout(variance, self.weight.mean), bias
 
-    def draw(self, batch: tuple[int, ...] = ()) -> WeightNoise:
+    def draw(self, batch: tuple[int, ...] = (), noise: ExplicitNoise | None = None) -> WeightNoise:
         """Standard noise for the weight, and for the bias if it is noisy.
 
         Args:
             batch: the shape of the batch of draws.
+            noise: explicit noise of both, which is checked and returned. None draws it.
 
         Returns:
             The noise.
         """
-        noise = self.weight.draw(batch)
-        return noise, self.bias.draw(batch) if isinstance(self.bias, NoisyTensor) else None
+        if noise is None:
+            bias = self.bias.draw(batch) if isinstance(self.bias, NoisyTensor) else None
+            return self.weight.draw(batch), bias
+        if isinstance(noise, Tensor) or len(noise) != 2:
+            raise _wrong_noise("(noise of the weight, noise of the bias or None)", noise)
+        return noise
 
     def sample(self, noise_w: Tensor, noise_b: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Weight and bias for given noise. A bias without noise is its mean.
@@ -195,7 +199,7 @@ class WeightSample(Estimator):
     def __call__(
         self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: ExplicitNoise | None = None
     ) -> Tensor:
-        return affine.op(*inputs, *affine.sample(*_weight_noise(affine, noise)))
+        return affine.op(*inputs, *affine.sample(*affine.draw(noise=noise)))
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,7 @@ class PerExample(Estimator):
     def __call__(
         self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: ExplicitNoise | None = None
     ) -> Tensor:
-        noise_w, noise_b = _weight_noise(affine, noise, (inputs[0].shape[0],))
+        noise_w, noise_b = affine.draw((inputs[0].shape[0],), noise)
         weight, bias = affine.sample(noise_w, noise_b)
 
         def one(weight: Tensor, bias: Tensor | None, *example: Tensor) -> Tensor:
@@ -303,7 +307,7 @@ class Flipout(Estimator):
             raise _wrong_noise("((noise of the weight, noise of the bias or None), r, s)", noise)
         mean = affine.mean_output(inputs)
         draw, sign_in, sign_out = (None, None, None) if noise is None else noise
-        noise_w, noise_b = affine.draw() if draw is None else draw
+        noise_w, noise_b = affine.draw(noise=draw)
         change = keep_layout(affine.weight.perturbation(noise_w), affine.weight.mean)
         weight, bias = change.to(affine.weight.mean.dtype), None
         if isinstance(affine.bias, NoisyTensor) and noise_b is not None:
@@ -321,16 +325,6 @@ def _flip(x: Tensor, signs: Tensor | None, trailing: int) -> Tensor:
         signed = (0, x.dim() - 1 - trailing)
         signs = random_signs(tuple(n if i in signed else 1 for i, n in enumerate(x.shape)), x)
     return x * signs
-
-
-def _weight_noise(
-    affine: AffineMap, noise: ExplicitNoise | None, batch: tuple[int, ...] = ()
-) -> WeightNoise:
-    if noise is None:
-        return affine.draw(batch)
-    if isinstance(noise, Tensor) or len(noise) != 2:
-        raise _wrong_noise("(noise of the weight, noise of the bias or None)", noise)
-    return noise
 
 
 def _wrong_noise(wanted: str, noise: ExplicitNoise) -> VardropError:

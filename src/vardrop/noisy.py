@@ -294,24 +294,6 @@ def enclosed(net: nn.Module) -> set[int]:
     return {id(c) for m in owners for c in m.modules() if c is not m}
 
 
-def training_mode(module: nn.Module) -> bool:
-    """Whether a module is in training mode, regardless of the sampling switch."""
-    return bool(vars(module).get("training", module.training))
-
-
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """Run a model in evaluation mode, and restore the mode of every module afterwards."""
-    training = [m for m in net.modules() if training_mode(m)]
-    try:
-        for module in training:
-            module.training = False
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 @dataclass(frozen=True, eq=False)
 class _Switch:
     """An active `sampling` context: its switch, and the thread that entered it."""

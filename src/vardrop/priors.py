@@ -23,8 +23,10 @@ from vardrop.functional.normal import LOG_2PI
 class Prior(Value):
     """Base of priors. Their tensors are in at least single precision."""
 
-    learned = False
-    """Whether its tensors are parameters, fitted by empirical Bayes."""
+    @property
+    def learned(self) -> bool:
+        """Whether its tensors are parameters, fitted by empirical Bayes."""
+        return False
 
     def initial(self, weight: Tensor) -> dict[str, Tensor]:
         """The tensors that a layer must own for this prior, at their initial values.
@@ -249,7 +251,7 @@ class MonteCarlo(Prior):
         check_integer("samples", self.samples)
 
     @property
-    def learned(self) -> bool:  # type: ignore[override]
+    def learned(self) -> bool:
         """Whether the sampled prior has parameters."""
         return self.prior.learned
 

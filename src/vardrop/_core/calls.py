@@ -156,7 +156,9 @@ def labelled_batches(data: LabelledData, name: str = "data") -> Iterator[tuple[B
                 f"Expected inputs and targets of one length in `{name}`, but got "
                 f"{num_examples(x)} and {len(y)}."
             )
-        data = zip(split_batch(x, _BATCH_SIZE), split_batch(y, _BATCH_SIZE), strict=True)
+        size = _BATCH_SIZE
+        starts = range(0, len(y), size)
+        data = ((slice_batch(x, i, i + size), y[i : i + size]) for i in starts)
     count = 0
     for batch in data:
         is_pair = isinstance(batch, tuple | list) and len(batch) == 2
@@ -205,8 +207,10 @@ def output_tensor(output: object) -> Tensor:
     """
     if isinstance(output, Tensor):
         return output
-    is_mapping = isinstance(output, Mapping)
-    logits = output.get("logits") if is_mapping else getattr(output, "logits", None)
+    if isinstance(output, Mapping):
+        logits = output.get("logits")
+    else:
+        logits = getattr(output, "logits", None)
     if isinstance(logits, Tensor):
         return logits
     raise VardropError(

@@ -74,8 +74,9 @@ def local_part(tensor: Tensor, like: DTensor) -> Tensor:
     everywhere = [Replicate()] * like.device_mesh.ndim
     if not is_sharded(tensor):
         tensor = DTensor.from_local(tensor, like.device_mesh, everywhere, run_check=False)
-    wanted: list[Any] = []
-    for placement in like.placements:
+    placements: tuple[Any, ...] = like.placements
+    wanted = []
+    for placement in placements:
         if placement.is_shard() and tensor.shape != like.shape:
             axis = placement.dim - (like.dim() - tensor.dim())
             split = axis >= 0 and tensor.shape[axis] == like.shape[placement.dim]
@@ -84,7 +85,7 @@ def local_part(tensor: Tensor, like: DTensor) -> Tensor:
             wanted.append(placement)
     gradients = [
         Partial() if p.is_shard() and not w.is_shard() else w
-        for p, w in zip(like.placements, wanted, strict=True)
+        for p, w in zip(placements, wanted, strict=True)
     ]
     moved = tensor.redistribute(like.device_mesh, wanted)
     return moved.to_local(grad_placements=gradients)

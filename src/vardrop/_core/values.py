@@ -8,7 +8,6 @@ and only types that are already imported can be read back.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import math
 from abc import ABC
@@ -25,6 +24,7 @@ from vardrop._core.errors import VardropError
 # A value that JSON can store.
 Json: TypeAlias = "Mapping[str, Json] | Sequence[Json] | str | float | None"
 _TYPES: dict[str, type[Value]] = {}
+_KINDS: dict[type, dict[str, Any]] = {}
 _LARGEST = 1.8446742974197924e19  # its square is the largest number in single precision
 _WORDS: dict[Any, str] = {
     float: "a finite number",
@@ -72,14 +72,12 @@ class Value:
                 check_number(name, getattr(self, name), above=0)
 
 
-@functools.cache
 def _kinds(cls: type[Value]) -> dict[str, Any]:
-    """The declared type of every field, or none if a name in a declaration is not defined."""
-    try:
+    """The declared type of every field."""
+    if cls not in _KINDS:
         hints = get_type_hints(cls)
-    except NameError:
-        hints = {}
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.name in hints}
+        _KINDS[cls] = {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+    return _KINDS[cls]
 
 
 def _check_field(name: str, value: object, kind: Any) -> None:

@@ -184,11 +184,6 @@ def log_uniform_kl_additive(weight: Tensor, log_sigma2: Tensor, value: bool = Tr
     transformed = in_transform() or in_forward_mode()
     if one_expression and weight.dtype == torch.float32 and not transformed:
         return compiled_kl(weight, log_sigma2, value)
-    return plain_kl_additive(weight, log_sigma2)
-
-
-def plain_kl_additive(weight: Tensor, log_sigma2: Tensor) -> Tensor:
-    """`log_uniform_kl_additive` from `log_uniform_kl` of every weight."""
     ratio, log_beyond, beyond = ratio_parts(weight, log_sigma2)
     far = torch.where(beyond, 0.5 * log_beyond + _ASYMPTOTE, 0.0)
     return (log_uniform_kl(0.5 * ratio) + far).sum()

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import nll_loss, one_hot
 
-from vardrop._core.checks import check_choice, check_integer
+from vardrop._core.checks import check_choice, check_integer, check_shape
 from vardrop._core.errors import VardropError
 from vardrop.metrics.validate import (
     check_classification,
-    check_shape,
     check_values,
     check_weight,
     weighted_mean,
@@ -190,11 +189,7 @@ def reliability_curve(
 
 
 def ece(
-    probs: Tensor,
-    y: Tensor,
-    bins: int = 15,
-    scheme: Scheme = "width",
-    weight: Tensor | None = None,
+    probs: Tensor, y: Tensor, bins: int = 15, scheme: Scheme = "width", weight: Tensor | None = None
 ) -> Tensor:
     """Expected calibration error of the most probable class.
 

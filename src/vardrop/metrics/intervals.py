@@ -59,13 +59,6 @@ def class_scores(probs: Tensor, log_probs: Tensor, y: Tensor) -> dict[str, Weigh
     truth, predicted = one_hot(y, classes).double(), one_hot(probs.argmax(1), classes).double()
     correct = truth * predicted
 
-    def balanced_accuracy(weights: Tensor) -> Tensor:
-        return (weights @ correct / (weights @ truth)).nanmean(1)
-
-    def f1(weights: Tensor) -> Tensor:
-        both = weights @ truth + weights @ predicted
-        return (2 * (weights @ correct) / both).nanmean(1)
-
     def auroc(weights: Tensor) -> Tensor:
         areas = []  # under the ROC curve of each class. Ties count half
         for k in range(classes if classes > 2 else 1):  # the areas of two classes are equal
@@ -80,9 +73,9 @@ def class_scores(probs: Tensor, log_probs: Tensor, y: Tensor) -> dict[str, Weigh
 
     return {
         "accuracy": average(correct.sum(1)),
-        "balanced_accuracy": balanced_accuracy,
+        "balanced_accuracy": lambda w: (w @ correct / (w @ truth)).nanmean(1),
         "auroc": auroc,
-        "f1": f1,
+        "f1": lambda w: (2 * (w @ correct) / (w @ truth + w @ predicted)).nanmean(1),
         "nll": average(-log_probs),
         "brier": average((probs - truth).square().sum(1)),
     }
@@ -163,9 +156,7 @@ def bootstrap_estimate(value: float, draws: Tensor) -> Estimate:
 
 
 def repetition_estimate(
-    values: Sequence[float],
-    ratio: float = 0.0,
-    bounds: tuple[float, float] = (-math.inf, math.inf),
+    values: Sequence[float], ratio: float = 0.0, bounds: tuple[float, float] = (-math.inf, math.inf)
 ) -> Estimate:
     """The mean of repetitions, its standard error s / sqrt(n), and Student's interval.
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_tensor
+from vardrop._core.checks import check_shape, check_tensor
 from vardrop._core.errors import VardropError
 
 _SHAPES = {1: "(N,)", 2: "(N, K)"}
@@ -53,16 +53,6 @@ def check_values(
             "Find where the model produces them, or drop those examples."
         )
     return values.to(torch.promote_types(values.dtype, torch.float32)).contiguous()
-
-
-def check_shape(name: str, values: Tensor, expected: torch.Size, reference: str) -> None:
-    """Raise an error unless `values` has the shape of the `reference` argument."""
-    check_tensor(name, values)
-    if values.shape != expected:
-        raise VardropError(
-            f"Expected `{name}` to have shape {tuple(expected)} to match `{reference}`, "
-            f"but got shape {tuple(values.shape)}. Reshape or expand one of the two."
-        )
 
 
 def check_weight(weight: Tensor, values: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -73,17 +73,25 @@ class Posterior(Value, ABC):
     converted model to change that.
     """
 
-    symmetric: ClassVar[bool] = True
-    """Whether w - E w and E w - w have the same distribution."""
+    @property
+    def symmetric(self) -> bool:
+        """Whether w - E w and E w - w have the same distribution."""
+        return True
 
-    zero_mean: ClassVar[bool] = False
-    """Whether E w = 0, so that all information is in the noise."""
+    @property
+    def zero_mean(self) -> bool:
+        """Whether E w = 0, so that all information is in the noise."""
+        return False
 
-    gaussian = False
-    """Whether the weights are independent normal numbers, and so pre-activations are normal."""
+    @property
+    def gaussian(self) -> bool:
+        """Whether the weights are independent normal numbers, and so pre-activations are normal."""
+        return False
 
-    learned = True
-    """Whether the noise tensors are parameters, not buffers."""
+    @property
+    def learned(self) -> bool:
+        """Whether the noise tensors are parameters, not buffers."""
+        return True
 
     @property
     def noise_per(self) -> Sharing | None:

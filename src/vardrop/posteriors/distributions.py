@@ -52,7 +52,8 @@ class AdditiveGaussian(Posterior):
 
     log_sigma2: float = -10.0
     train_clip: float | None = None
-    gaussian = True
+    gaussian: ClassVar[bool] = True
+    zero_mean: ClassVar[bool] = False  # a constant, because every product asks for it
     positive: ClassVar[tuple[str, ...]] = ("train_clip",)
 
     def __post_init__(self) -> None:
@@ -108,7 +109,7 @@ class MultiplicativeGaussian(Posterior):
     per: Sharing = "weight"
     learned: bool = True
     max_alpha: float | None = None
-    gaussian = True
+    gaussian: ClassVar[bool] = True
     positive: ClassVar[tuple[str, ...]] = ("alpha", "max_alpha")
 
     def __post_init__(self) -> None:
@@ -168,7 +169,7 @@ class ZeroMean(Posterior):
     noise_per: ClassVar[Sharing] = "weight"
 
     @property
-    def gaussian(self) -> bool:  # type: ignore[override]
+    def gaussian(self) -> bool:
         """Whether the noise is normal."""
         return self.noise == "gaussian"
 
@@ -228,7 +229,7 @@ class Bernoulli(Posterior):
     drop_rate: float = 0.5
     per: Literal["weight", "input"] = "weight"
     symmetric: ClassVar[bool] = False  # masks are skewed
-    learned = False
+    learned: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -109,8 +109,10 @@ class _AdditiveWeights(torch.autograd.Function):
             like_layout(torch.zeros_like(weight) if grad is None else grad, weight)
             for grad in (to_mean, to_variance)
         )
-        rest = ctx.divergence.add_gradients(weight, variance, float(to_kl), to_mean, to_variance)
-        return None, to_mean, to_variance, *rest
+        to_hyper = ctx.divergence.add_gradients(
+            weight, variance, float(to_kl), to_mean, to_variance
+        )
+        return None, to_mean, to_variance, *to_hyper
 
 
 def additive_weights(

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -122,36 +121,11 @@ def _polynomial(coefficients: tuple[float, ...], s: Tensor, out: Tensor) -> Tens
     return out
 
 
-class BlockedKL(ABC):
-    """The KL of N(weight, exp(log_sigma2)) to a prior, summed, and its gradient, in blocks.
-
-    `hyper` holds the tensors of the prior that may be learned. `expression(weight, log_sigma2,
-    *hyper)` is the KL for autograd: for second derivatives, and for tensors that have no blocks.
-    """
-
-    hyper: tuple[Tensor, ...] = ()
-    expression: Callable[..., Tensor]
-
-    @abstractmethod
-    def value(self, weight: Tensor, variance: Tensor, log_sigma2: Tensor) -> Tensor:
-        """The KL, without a gradient."""
-
-    @abstractmethod
-    def add_gradients(
-        self, weight: Tensor, variance: Tensor, scale: float, to_weight: Tensor, to_variance: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Add scale dKL/dweight to `to_weight`, and make `to_variance` that of log sigma^2.
-
-        Both are changed in place. Without axes they are zeros, which get the shape of the weight.
-        Returns the gradients of `hyper`.
-        """
-
-
 _OfBlock = Callable[[Tensor, Tensor, Tensor], Tensor]  # weight, variance, three blocks of scratch
 
 
 @dataclass(frozen=True, eq=False)
-class _RatioKL(BlockedKL):
+class RatioKL:
     """KL = 1/2 log1p(ratio). The ratio depends on theta^2 / sigma^2 alone.
 
     So dKL/dlog sigma^2 = -theta/2 dKL/dtheta. The slope of a block is dKL/dtheta / factor.
@@ -161,6 +135,7 @@ class _RatioKL(BlockedKL):
     slope: _OfBlock
     expression: Callable[..., Tensor]
     factor: float = 1.0
+    hyper: tuple[Tensor, ...] = ()
 
     def value(self, weight: Tensor, variance: Tensor, log_sigma2: Tensor) -> Tensor:
         total = weight.new_zeros(())
@@ -265,11 +240,11 @@ def compiled_kl(weight: Tensor, log_sigma2: Tensor, value: bool = True) -> Tenso
     return _CompiledKL.apply(weight, log_sigma2, value)
 
 
-LOG_UNIFORM_KL = _RatioKL(_log_uniform_ratio, _log_uniform_slope, compiled_kl, _S.factor)
-ARD_KL = _RatioKL(_ard_ratio, _ard_slope, _ard_expression)
+LOG_UNIFORM_KL = RatioKL(_log_uniform_ratio, _log_uniform_slope, compiled_kl, _S.factor)
+ARD_KL = RatioKL(_ard_ratio, _ard_slope, _ard_expression)
 
 
-class NormalKL(BlockedKL):
+class NormalKL:
     """The KL to N(location, scale^2).
 
         1/2 sum (sigma^2 + (theta - location)^2) / scale^2 - log sigma^2 - 1 + 2 log scale
@@ -316,3 +291,15 @@ class NormalKL(BlockedKL):
         squares = log_sigma2.exp().sum() + (weight - self.location).square().sum()
         constant = weight.numel() * (scale.log() - 0.5)
         return (0.5 * (squares / scale.square() - log_sigma2.sum()) + constant).sum()
+
+
+# The KL of N(weight, exp(log_sigma2)) to a prior, summed. Both classes have the same parts:
+#
+# - `hyper`: the tensors of the prior that may be learned.
+# - `expression(weight, log_sigma2, *hyper)`: the KL for autograd, which is used for second
+#   derivatives and for tensors that have no blocks.
+# - `value(weight, variance, log_sigma2)`: the KL in blocks, without a gradient.
+# - `add_gradients(weight, variance, scale, to_weight, to_variance)`: adds scale dKL/dweight to
+#   `to_weight` and makes `to_variance` that of log sigma^2, both in place. Without axes they are
+#   zeros, which get the shape of the weight. Returns the gradients of `hyper`.
+BlockedKL = RatioKL | NormalKL
