@@ -51,12 +51,8 @@ from vardrop.objective.compile import compile as compile
 from vardrop.posteriors import AdditiveGaussian as AdditiveGaussian
 from vardrop.posteriors import MultiplicativeGaussian as MultiplicativeGaussian
 from vardrop.posteriors import ZeroMean as ZeroMean
-from vardrop.prediction import (
-    Ensemble as Ensemble,
-    FeatureDistance as FeatureDistance,
-    Prediction as Prediction,
-)
-from vardrop.prediction import Predictor as Predictor
+from vardrop.prediction import Ensemble as Ensemble, FeatureDistance as FeatureDistance
+from vardrop.prediction import Prediction as Prediction, Predictor as Predictor
 from vardrop.prediction import apply_temperature as apply_temperature, calibrate as calibrate
 from vardrop.prediction import draw as draw, draws as draws
 from vardrop.prediction import fit_temperature as fit_temperature, freeze as freeze

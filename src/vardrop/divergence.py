@@ -107,11 +107,11 @@ def check_kl(q: Posterior, p: Prior) -> _Pair[Any, Any]:
     pair = _PAIRS.get((type(q), type(p))) or _PAIRS.get((Posterior, type(p)))
     if pair is None:
         registered = ", ".join(sorted(f"({a.__name__}, {b.__name__})" for a, b in _PAIRS))
-        can_sample = q.has_entropy and isinstance(p, Proper)
-        sampling = ", or ask for sampling with MonteCarlo(prior)" if can_sample else ""
+        advice = ", or ask for sampling with MonteCarlo(prior)"
         raise UnregisteredKLError(
             f"Expected a registered KL for ({type(q).__name__}, {type(p).__name__}), but the known "
-            f"pairs are {registered}. Add one with `register_kl`{sampling}."
+            f"pairs are {registered}. Add one with `register_kl`"
+            f"{advice if q.has_entropy and isinstance(p, Proper) else ''}."
         )
     if reason := pair.unsupported_reason(q, p):
         raise VardropError(f"Expected a KL of {q!r} to {p!r}, but {reason}.")
@@ -161,13 +161,12 @@ def kl_divergence(
 
 
 def shared_in_step(
-    q: Posterior, p: Prior, weight: Tensor, q_tensors: Tensors, p_tensors: Tensors
+    q: Posterior, p: Prior | None, weight: Tensor, q_tensors: Tensors, p_tensors: Tensors
 ) -> F.AdditiveWeights | None:
     """What draws and KL of the current training step have in common, or None."""
     pair = _PAIRS.get((type(q), type(p)))
-    if pair is None or pair.shared is None:
-        return None
-    return pair.shared(q, p, weight, q_tensors, p_tensors)
+    shared = None if pair is None else pair.shared
+    return None if shared is None else shared(q, p, weight, q_tensors, p_tensors)
 
 
 def log_uniform_from_log_alpha(prior: LogUniform, log_alpha: Tensor) -> Tensor:

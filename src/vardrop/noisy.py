@@ -179,10 +179,9 @@ class NoisyTensor:
             The tensor.
         """
         mean, variance = self.mean, self.cached_variance
-        if self.prior is not None:
-            shared = shared_in_step(self.posterior, self.prior, mean, self.noise, self.hyper)
-            if shared is not None:
-                mean, variance = shared.mean, shared.variance
+        shared = shared_in_step(self.posterior, self.prior, mean, self.noise, self.hyper)
+        if shared is not None:
+            mean, variance = shared.mean, shared.variance
         if training:
             mean = self.posterior.training_mean(mean, self.noise, variance)
         return self if mean is self.mean else replace(self, mean=mean, cached_variance=variance)

@@ -79,9 +79,10 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     >>> check_choice("per", "weight", ("weight", "layer"))
     """
     if not isinstance(value, str) or value not in choices:
-        words = ", ".join(map(repr, choices))
-        hint = suggest(value, choices)
-        raise VardropError(f"Expected `{name}` to be one of {words}, but got {value!r}.{hint}")
+        raise VardropError(
+            f"Expected `{name}` to be one of {', '.join(map(repr, choices))}, but got {value!r}."
+            f"{suggest(value, choices)}"
+        )
 
 
 def suggest(value: object, choices: Iterable[object]) -> str:

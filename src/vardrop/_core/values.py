@@ -128,11 +128,9 @@ def to_json(value: Value) -> dict[str, Json]:
     {'type': 'LogUniform', 'version': 1, 'form': 'exact'}
     """
     check_type("value", value, Value, "a value such as vardrop.sparse_vd()")
-    description: dict[str, Json] = {"type": type(value).__name__, "version": value.version}
-    for field in dataclasses.fields(value):
-        part = getattr(value, field.name)
-        description[field.name] = to_json(part) if isinstance(part, Value) else part
-    return description
+    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    parts = {k: to_json(v) if isinstance(v, Value) else v for k, v in fields.items()}
+    return {"type": type(value).__name__, "version": value.version, **parts}
 
 
 def from_json(data: dict[str, Any]) -> Value:

@@ -111,10 +111,7 @@ class draw_from(AbstractContextManager[None]):
 
     def __init__(self, noise: GeneratorNoise | TensorNoise) -> None:
         self.before = _thread.source
-        if isinstance(noise, TensorNoise):
-            self.source = self.before._replace(take=noise.take)
-        else:
-            self.source = Source(noise.seed, noise.generators, self.before.take)
+        self.source = self.before._replace(**vars(noise))  # both have names of its fields
 
     def __enter__(self) -> None:
         self.before, _thread.source = _thread.source, self.source

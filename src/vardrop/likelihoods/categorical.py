@@ -176,10 +176,9 @@ class Categorical(_OfClasses):
         valid = y[self.valid_mask(y)]
         low, high = (int(valid.min()), int(valid.max())) if valid.numel() else (0, 0)
         if low < 0 or high >= classes:
-            wrong = low if low < 0 else high
             raise VardropError(
-                f"Expected `y` to be classes from 0 to {classes - 1}, but got {wrong}. "
-                "The output of the model has no such class."
+                f"Expected `y` to be classes from 0 to {classes - 1}, but got "
+                f"{low if low < 0 else high}. The output of the model has no such class."
             )
         self.check_valid(y)
 

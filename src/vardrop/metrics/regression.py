@@ -57,6 +57,11 @@ def _check_bounds(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
             f"{int((lower > upper).sum())} intervals with `lower` above `upper`. "
             "Swap the two arguments, or sort the predicted quantiles."
         )
+    if (lower == math.inf).any() or (upper == -math.inf).any():
+        raise VardropError(
+            "Expected intervals with numbers inside, but got a `lower` of infinity or an `upper` "
+            "of minus infinity. Find where the model overflows, or drop those examples."
+        )
     return lower, upper
 
 

@@ -30,6 +30,9 @@ def check_values(
         The values. Half precision would round sums, and searching strided memory makes torch warn.
     """
     check_tensor(name, values)
+    if values.is_meta or values.layout != torch.strided:
+        kind = f"{values.layout} on {values.device}"
+        raise VardropError(f"Expected `{name}` to be a dense tensor with values, but got {kind}.")
     if ndim is not None and values.ndim != ndim:
         raise VardropError(
             f"Expected `{name}` to have shape {_SHAPES[ndim]}, but got shape "
