@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from vardrop._core.calls import LabelledData, call_net, clone_batch, labelled_batches
 from vardrop._core.checks import check_choice
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import evaluating
 from vardrop.estimators import Estimator, LocalReparameterization, check_estimator
 from vardrop.layers import Variational
 from vardrop.layers.alpha import spread_log_alpha
-from vardrop.noisy import evaluating, noisy_modules, sampling
+from vardrop.noisy import noisy_modules, sampling
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.kappa import (
     call_with_tensors,

@@ -17,12 +17,13 @@ from torch.nn import functional
 from experiments.diagnostics import accuracies, transition
 from experiments.selective import select, unlabelled_kappa
 from experiments.trainings import Record, Watch, batches, images, learned
+from vardrop._core.modules import evaluating
 from vardrop.app.data import Images
 from vardrop.conversion import convert
 from vardrop.estimators import local_reparameterization
 from vardrop.layers import Variational
 from vardrop.metrics import accuracy
-from vardrop.noisy import evaluating, kl, log_alpha, named_modules_of, sampling
+from vardrop.noisy import kl, log_alpha, named_modules_of, sampling
 from vardrop.objective import ELBO, Categorical, parameter_groups
 from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, Noise, Posterior, ZeroMean
 from vardrop.prediction import predict

@@ -15,9 +15,10 @@ from experiments.diagnostics import Accuracies, accuracies
 from experiments.neklyudov import HIDDEN, small_net
 from experiments.trainings import Watch, images, learned
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import evaluating
 from vardrop.app.data import Images
 from vardrop.conversion import convert
-from vardrop.noisy import evaluating, sampling
+from vardrop.noisy import sampling
 from vardrop.objective import ELBO, Categorical, Gaussian
 from vardrop.recipes import Recipe, binary_dropout, variance_layer
 from vardrop.tuning import Loop

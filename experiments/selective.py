@@ -27,7 +27,7 @@ from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
 from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
-from vardrop.functional.curvature import diagonal_fisher, kappa as kappa_of
+from vardrop.functional.curvature import kappa as kappa_of
 from vardrop.functional.random import resolve_seed
 from vardrop.layers import Variational
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
@@ -188,6 +188,37 @@ def unlabelled_kappa(
 
         values = kappa_of(variances, draw, curvature, _DRAWS)
     return dict(zip(weights, values, strict=True))
+
+
+def diagonal_fisher(
+    output: Tensor, tensors: Sequence[Tensor], score: Callable[[], Tensor], probes: int = 32
+) -> list[Tensor]:
+    """An unbiased estimate of the diagonal of the Fisher matrix, summed over rows, a tensor each.
+
+    E (d log p(y | output) / dt_i)^2 with y drawn from the model itself. It equals minus the
+    expected Hessian of log p, and needs first derivatives only. The scores of different rows are
+    independent and have mean zero, so the square of their summed gradient has the expectation of
+    the sum of their squares: one backward pass per probe.
+
+    Args:
+        output: the net's output, rows first, with its graph.
+        tensors: leaves that require a gradient.
+        score: draws d log p(y | output) / d output for a fresh y, in the shape of `output`.
+        probes: how many draws are averaged; the relative error falls as sqrt(2 / probes).
+
+    >>> import torch
+    >>> w = torch.tensor([3.0], requires_grad=True)
+    >>> diagonal_fisher(w * torch.tensor([[2.0]]), [w], lambda: torch.ones(1, 1), probes=1)
+    [tensor([4.])]
+    """
+    totals = [torch.zeros_like(t) for t in tensors]
+    for _ in range(probes):
+        gradients = torch.autograd.grad(
+            output, tensors, score(), retain_graph=True, materialize_grads=True
+        )
+        for total, gradient in zip(totals, gradients, strict=True):
+            total.add_(gradient.square(), alpha=1 / probes)
+    return totals
 
 
 def _score(output: Tensor, likelihood: Likelihood, counted: Tensor | None) -> Callable[[], Tensor]:

@@ -315,7 +315,7 @@ def test_a_mask_that_hides_everything_is_refused() -> None:
     assert_refused(alone, vd.predict(net, x, samples=4, likelihood=TOKENS).log_prob, y)
     with pytest.raises(vd.VardropError, match=alone):
         TOKENS.masked(torch.zeros(N, T).long(), torch.arange(N)[:, None].expand(N, T) != 2)
-    assert_refused("`mask` to have the shape", TOKENS.masked, y, torch.ones(N))
+    assert_refused("`mask` to have shape", TOKENS.masked, y, torch.ones(N))
     single = vd.convert(nn.Linear(3, C), vd.sparse_vd())
     with pytest.raises(vd.VardropError, match="-100 alone in row 0"):
         vd.ELBO(single, vd.Categorical(), num_data=N)(x[:, 0], torch.full((N,), PAD))

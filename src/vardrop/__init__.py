@@ -51,12 +51,8 @@ from vardrop.objective.compile import compile as compile
 from vardrop.posteriors import AdditiveGaussian as AdditiveGaussian
 from vardrop.posteriors import MultiplicativeGaussian as MultiplicativeGaussian
 from vardrop.posteriors import ZeroMean as ZeroMean
-from vardrop.prediction import (
-    Ensemble as Ensemble,
-    FeatureDistance as FeatureDistance,
-    Prediction as Prediction,
-)
-from vardrop.prediction import Predictor as Predictor
+from vardrop.prediction import Ensemble as Ensemble, FeatureDistance as FeatureDistance
+from vardrop.prediction import Prediction as Prediction, Predictor as Predictor
 from vardrop.prediction import apply_temperature as apply_temperature, calibrate as calibrate
 from vardrop.prediction import draw as draw, draws as draws
 from vardrop.prediction import fit_temperature as fit_temperature, freeze as freeze
@@ -106,12 +102,9 @@ _HOMES = {name: home for home, names in _LAZY.items() for name in names.split()}
 _MODULES = {estimators, functional, gates, heads, layers, metrics, posteriors, priors}
 
 
-def _is_public(name: str, value: object) -> bool:
-    hidden = name.startswith("_") or name in ("TYPE_CHECKING", "Any", "ModuleType")
-    return not hidden and (not isinstance(value, ModuleType) or value in _MODULES)
-
-
-__all__ = sorted([*(n for n, v in globals().items() if _is_public(n, v)), *_HOMES])  # noqa: PLE0605
+_HELPERS = {"TYPE_CHECKING", "Any", "ModuleType"}
+_NAMES = [n for n, v in globals().items() if not isinstance(v, ModuleType) or v in _MODULES]
+__all__ = sorted({n for n in (*_NAMES, *_HOMES) if n[0] != "_"} - _HELPERS)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -106,11 +107,11 @@ def check_kl(q: Posterior, p: Prior) -> _Pair[Any, Any]:
     pair = _PAIRS.get((type(q), type(p))) or _PAIRS.get((Posterior, type(p)))
     if pair is None:
         registered = ", ".join(sorted(f"({a.__name__}, {b.__name__})" for a, b in _PAIRS))
-        can_sample = q.has_entropy and isinstance(p, Proper)
-        sampling = ", or ask for sampling with MonteCarlo(prior)" if can_sample else ""
+        advice = ", or ask for sampling with MonteCarlo(prior)"
         raise UnregisteredKLError(
             f"Expected a registered KL for ({type(q).__name__}, {type(p).__name__}), but the known "
-            f"pairs are {registered}. Add one with `register_kl`{sampling}."
+            f"pairs are {registered}. Add one with `register_kl`"
+            f"{advice if q.has_entropy and isinstance(p, Proper) else ''}."
         )
     if reason := pair.unsupported_reason(q, p):
         raise VardropError(f"Expected a KL of {q!r} to {p!r}, but {reason}.")
@@ -150,7 +151,7 @@ def kl_divergence(
     pair = check_kl(q, p)
     names = ("weight", "axes", "q_tensors", "p_tensors", "value")
     with nullcontext() if torch.compiler.is_compiling() else report_arguments(*names):
-        weight = F.to_float32_or_wider(weight)
+        weight = F.to_float32_or_wider(torch.zeros_like(weight) if q.zero_mean else weight)
         q_tensors, p_tensors = (
             {name: F.to_float32_or_wider(t) for name, t in tensors.items()}
             for tensors in (q_tensors, p_tensors)
@@ -160,13 +161,12 @@ def kl_divergence(
 
 
 def shared_in_step(
-    q: Posterior, p: Prior, weight: Tensor, q_tensors: Tensors, p_tensors: Tensors
+    q: Posterior, p: Prior | None, weight: Tensor, q_tensors: Tensors, p_tensors: Tensors
 ) -> F.AdditiveWeights | None:
     """What draws and KL of the current training step have in common, or None."""
     pair = _PAIRS.get((type(q), type(p)))
-    if pair is None or pair.shared is None:
-        return None
-    return pair.shared(q, p, weight, q_tensors, p_tensors)
+    shared = None if pair is None else pair.shared
+    return None if shared is None else shared(q, p, weight, q_tensors, p_tensors)
 
 
 def log_uniform_from_log_alpha(prior: LogUniform, log_alpha: Tensor) -> Tensor:
@@ -192,38 +192,49 @@ def _cubic_needs_a_bound(q: Posterior, p: LogUniform) -> str | None:
     )
 
 
-def _additive_gradient(
-    q: AdditiveGaussian, p: LogUniform, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
-) -> Tensor:
-    if p.form == "exact":
-        return F.log_uniform_kl_additive(weight, qt["log_sigma2"], value=False)
-    return _additive_to_log_uniform(q, p, weight, axes, qt, pt)
-
-
-@register_kl(
-    AdditiveGaussian,
-    LogUniform,
-    _cubic_needs_a_bound,
-    gradient=_additive_gradient,
-    shared=lambda q, p, weight, qt, pt: (
-        F.shared_weights(weight, qt["log_sigma2"]) if p.form == "exact" else None
-    ),
-)
 def _additive_to_log_uniform(
-    q: AdditiveGaussian, p: LogUniform, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
+    q: AdditiveGaussian,
+    p: LogUniform,
+    weight: Tensor,
+    axes: Axes,
+    qt: Tensors,
+    pt: Tensors,
+    value: bool = True,
 ) -> Tensor:
     if p.form == "exact":
-        return F.log_uniform_kl_additive(weight, qt["log_sigma2"])
+        return F.log_uniform_kl_additive(weight, qt["log_sigma2"], value)
     return log_uniform_from_log_alpha(p, q.log_alpha(weight, qt)).sum()
 
 
-@register_kl(MultiplicativeGaussian, LogUniform, _cubic_needs_a_bound)
-def _(
-    q: MultiplicativeGaussian, p: LogUniform, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
+register_kl(
+    AdditiveGaussian,
+    LogUniform,
+    _cubic_needs_a_bound,
+    gradient=partial(_additive_to_log_uniform, value=False),
+    shared=lambda q, p, weight, qt, pt: (
+        F.shared_weights(weight, qt["log_sigma2"]) if p.form == "exact" else None
+    ),
+)(_additive_to_log_uniform)
+
+
+def _multiplicative_kl(
+    q: MultiplicativeGaussian,
+    p: LogUniform | ARD,
+    weight: Tensor,
+    axes: Axes,
+    qt: Tensors,
+    pt: Tensors,
 ) -> Tensor:
     log_alpha = q.log_alpha(weight, qt)
-    per_alpha = weight.numel() / log_alpha.numel()  # weights with one alpha
-    return log_uniform_from_log_alpha(p, log_alpha).sum() * per_alpha
+    if isinstance(p, ARD):
+        each = 0.5 * torch.nn.functional.softplus(-log_alpha)
+    else:
+        each = log_uniform_from_log_alpha(p, log_alpha)
+    return each.sum() * (weight.numel() / log_alpha.numel())  # several weights have one alpha
+
+
+register_kl(MultiplicativeGaussian, LogUniform, _cubic_needs_a_bound)(_multiplicative_kl)
+register_kl(MultiplicativeGaussian, ARD)(_multiplicative_kl)
 
 
 @register_kl(
@@ -233,15 +244,6 @@ def _(
 )
 def _(q: AdditiveGaussian, p: ARD, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
     return F.ard_kl_additive(weight, qt["log_sigma2"])
-
-
-@register_kl(MultiplicativeGaussian, ARD)
-def _(
-    q: MultiplicativeGaussian, p: ARD, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
-) -> Tensor:
-    log_alpha = q.log_alpha(weight, qt)
-    per_alpha = weight.numel() / log_alpha.numel()
-    return 0.5 * torch.nn.functional.softplus(-log_alpha).sum() * per_alpha
 
 
 def _zero_mean_kl(
@@ -254,12 +256,8 @@ register_kl(ZeroMean, LogUniform)(_zero_mean_kl)
 register_kl(ZeroMean, ARD)(_zero_mean_kl)
 
 
-def _needs_density(q: ZeroMean, p: Prior) -> str | None:
-    return None if q.gaussian else f"{q.noise} noise has no Gaussian density"
-
-
-def _mean(q: Posterior, weight: Tensor) -> Tensor:
-    return torch.zeros_like(weight) if q.zero_mean else weight
+def _needs_entropy(q: Posterior, p: Prior) -> str | None:
+    return None if q.has_entropy else "the posterior does not define `entropy`"
 
 
 def _blocked_normal(p: Normal, weight: Tensor, pt: Tensors) -> NormalKL:
@@ -277,13 +275,10 @@ def _(
     q: AdditiveGaussian, p: Normal, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
 ) -> Tensor:
     log_sigma2, divergence = qt["log_sigma2"], _blocked_normal(p, weight, pt)
-    if (weights := additive_weights(weight, log_sigma2, divergence)) is not None:
+    weights = additive_weights(weight, log_sigma2, divergence)
+    if weights is not None:
         return weights.kl()
-    # `normal_kl` with the sums taken term by term: fewer passes over the weights.
-    scale = divergence.scale
-    squares = log_sigma2.exp().sum() + (weight - divergence.location).square().sum()
-    constant = weight.numel() * (scale.log() - 0.5)
-    return (0.5 * (squares / scale.square() - log_sigma2.sum()) + constant).sum()
+    return divergence.expression(weight, log_sigma2, *divergence.hyper)
 
 
 def _gaussian_to_normal(
@@ -298,19 +293,18 @@ def _gaussian_to_normal(
     # normal number (`log_square`), so that a model with such weights can be trained.
     location, scale = p.location(weight, pt), p.scale(weight, pt)
     log_variance = q.log_variance(weight, qt)
-    return F.normal_kl(_mean(q, weight), location, scale, log_variance=log_variance).sum()
+    return F.normal_kl(weight, location, scale, log_variance=log_variance).sum()
 
 
 register_kl(MultiplicativeGaussian, Normal)(_gaussian_to_normal)
-register_kl(ZeroMean, Normal, _needs_density)(_gaussian_to_normal)
+register_kl(ZeroMean, Normal, _needs_entropy)(_gaussian_to_normal)
 
 
 def _gaussian_to_student_t(
     q: Posterior, p: StudentT, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
 ) -> Tensor:
-    mean, variance = _mean(q, weight), q.variance(weight, qt)
     unit = p.scale * math.sqrt(p.df)
-    scaled_mean, scaled_variance = mean / unit, variance / unit**2
+    scaled_mean, scaled_variance = weight / unit, q.variance(weight, qt) / unit**2
     if p.form == "bound":
         tail = torch.log1p(scaled_mean.square() + scaled_variance)
     else:
@@ -321,7 +315,7 @@ def _gaussian_to_student_t(
 
 register_kl(AdditiveGaussian, StudentT)(_gaussian_to_student_t)
 register_kl(MultiplicativeGaussian, StudentT)(_gaussian_to_student_t)
-register_kl(ZeroMean, StudentT, _needs_density)(_gaussian_to_student_t)
+register_kl(ZeroMean, StudentT, _needs_entropy)(_gaussian_to_student_t)
 
 
 def _zero_centred(q: Bernoulli, p: Normal) -> str | None:
@@ -333,10 +327,6 @@ def _(q: Bernoulli, p: Normal, weight: Tensor, axes: Axes, qt: Tensors, pt: Tens
     # Quasi-KL of Gal & Ghahramani 2016 (appendix): the singular posterior's mean term; a dropped
     # weight has no cost, and a retained one has the value weight / (1 - drop_rate).
     return 0.5 * weight.square().sum() / (p.std**2 * (1 - q.drop_rate))
-
-
-def _needs_entropy(q: Posterior, p: MonteCarlo) -> str | None:
-    return None if q.has_entropy else "the posterior does not define `entropy`"
 
 
 @register_kl(Posterior, MonteCarlo, _needs_entropy)  # type: ignore[type-abstract]

@@ -89,15 +89,12 @@ class AffineMap:
         Kingma, Salimans & Welling 2015, eq. 6; Wang & Manning 2013, sec. 3.
         """
         mean = self.weight.mean
-        half = (
-            self.precision == torch.float16
-        )  # variances vanish in it: its smallest number is 6e-8
+        half = self.precision == torch.float16  # its smallest number is 6e-8: variances vanish
         dtype = torch.float32 if half else mean.dtype
         with torch.autocast(mean.device.type, enabled=False) if half else nullcontext():
             wide = [x.float() if half and x.is_floating_point() else x for x in inputs]
-            squares = [x * x if x.is_floating_point() else x for x in wide]  # or an index
-            if self.trailing:
-                squares = [keep_layout(s, x) for s, x in zip(squares, wide, strict=True)]
+            # An input that is no number is an index.
+            squares = [keep_layout(x * x, x) if x.is_floating_point() else x for x in wide]
             if spread is not None:
                 squares[0] = squares[0] + spread
             variance = self.op(*squares, *(v.to(dtype) for v in variances))
@@ -132,19 +129,24 @@ class AffineMap:
         bias = variance.new_full((self.outputs,), floor)
         if isinstance(self.bias, NoisyTensor):
             bias = bias + self.bias.variance()
-        return keep_layout(variance, self.weight.mean) if self.trailing else variance, bias
+        return keep_layout(variance, self.weight.mean), bias
 
-    def draw(self, batch: tuple[int, ...] = ()) -> WeightNoise:
+    def draw(self, batch: tuple[int, ...] = (), noise: ExplicitNoise | None = None) -> WeightNoise:
         """Standard noise for the weight, and for the bias if it is noisy.
 
         Args:
             batch: the shape of the batch of draws.
+            noise: explicit noise of both, which is checked and returned. None draws it.
 
         Returns:
             The noise.
         """
-        noise = self.weight.draw(batch)
-        return noise, self.bias.draw(batch) if isinstance(self.bias, NoisyTensor) else None
+        if noise is None:
+            bias = self.bias.draw(batch) if isinstance(self.bias, NoisyTensor) else None
+            return self.weight.draw(batch), bias
+        if isinstance(noise, Tensor) or len(noise) != 2:
+            raise _wrong_noise("(noise of the weight, noise of the bias or None)", noise)
+        return noise
 
     def sample(self, noise_w: Tensor, noise_b: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Weight and bias for given noise. A bias without noise is its mean.
@@ -197,8 +199,7 @@ class WeightSample(Estimator):
     def __call__(
         self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: ExplicitNoise | None = None
     ) -> Tensor:
-        noise_w, noise_b = affine.draw() if noise is None else _weight_noise(noise)
-        return affine.op(*inputs, *affine.sample(noise_w, noise_b))
+        return affine.op(*inputs, *affine.sample(*affine.draw(noise=noise)))
 
 
 @dataclass(frozen=True)
@@ -213,9 +214,7 @@ class PerExample(Estimator):
     def __call__(
         self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: ExplicitNoise | None = None
     ) -> Tensor:
-        if noise is None:
-            noise = affine.draw((inputs[0].shape[0],))
-        noise_w, noise_b = _weight_noise(noise)
+        noise_w, noise_b = affine.draw((inputs[0].shape[0],), noise)
         weight, bias = affine.sample(noise_w, noise_b)
 
         def one(weight: Tensor, bias: Tensor | None, *example: Tensor) -> Tensor:
@@ -308,28 +307,24 @@ class Flipout(Estimator):
             raise _wrong_noise("((noise of the weight, noise of the bias or None), r, s)", noise)
         mean = affine.mean_output(inputs)
         draw, sign_in, sign_out = (None, None, None) if noise is None else noise
-        noise_w, noise_b = affine.draw() if draw is None else draw
+        noise_w, noise_b = affine.draw(noise=draw)
         change = keep_layout(affine.weight.perturbation(noise_w), affine.weight.mean)
         weight, bias = change.to(affine.weight.mean.dtype), None
         if isinstance(affine.bias, NoisyTensor) and noise_b is not None:
             bias = affine.bias.perturbation(noise_b).to(affine.bias.mean.dtype)
         x, *rest = inputs
         if x.is_floating_point():
-            x = x * (self._signs(x, affine.trailing) if sign_in is None else sign_in)
-        y = affine.op(x, *rest, weight, bias)
-        y = y * (self._signs(y, affine.trailing) if sign_out is None else sign_out)
+            x = _flip(x, sign_in, affine.trailing)
+        y = _flip(affine.op(x, *rest, weight, bias), sign_out, affine.trailing)
         return y if mean is None else mean + y
 
-    @staticmethod
-    def _signs(x: Tensor, trailing: int) -> Tensor:
-        signed = (0, x.dim() - 1 - trailing)  # one sign per example and channel
-        return random_signs(tuple(n if i in signed else 1 for i, n in enumerate(x.shape)), x)
 
-
-def _weight_noise(noise: ExplicitNoise) -> WeightNoise:
-    if isinstance(noise, Tensor) or len(noise) != 2:
-        raise _wrong_noise("(noise of the weight, noise of the bias or None)", noise)
-    return noise
+def _flip(x: Tensor, signs: Tensor | None, trailing: int) -> Tensor:
+    """x times one sign per example and channel. `None` draws them."""
+    if signs is None:
+        signed = (0, x.dim() - 1 - trailing)
+        signs = random_signs(tuple(n if i in signed else 1 for i, n in enumerate(x.shape)), x)
+    return x * signs
 
 
 def _wrong_noise(wanted: str, noise: ExplicitNoise) -> VardropError:

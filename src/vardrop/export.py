@@ -23,12 +23,12 @@ from vardrop._core.calls import Batch, call_arguments
 from vardrop._core.checks import check_choice
 from vardrop._core.errors import VardropError, import_optional, report_errors
 from vardrop._core.files import write_atomically
+from vardrop._core.modules import evaluating
 from vardrop._core.torch_private import tree_map_only
 from vardrop.compression.mask import check_means
 from vardrop.compression.probes import Inputs, check_runs, to_arguments
 from vardrop.compression.save import as_path
 from vardrop.likelihoods import check_model
-from vardrop.noisy import evaluating
 from vardrop.prediction import Predictor
 from vardrop.prediction.graph import Graph, NoiseInput
 

@@ -179,10 +179,9 @@ class NoisyTensor:
             The tensor.
         """
         mean, variance = self.mean, self.cached_variance
-        if self.prior is not None:
-            shared = shared_in_step(self.posterior, self.prior, mean, self.noise, self.hyper)
-            if shared is not None:
-                mean, variance = shared.mean, shared.variance
+        shared = shared_in_step(self.posterior, self.prior, mean, self.noise, self.hyper)
+        if shared is not None:
+            mean, variance = shared.mean, shared.variance
         if training:
             mean = self.posterior.training_mean(mean, self.noise, variance)
         return self if mean is self.mean else replace(self, mean=mean, cached_variance=variance)
@@ -294,24 +293,6 @@ def enclosed(net: nn.Module) -> set[int]:
     return {id(c) for m in owners for c in m.modules() if c is not m}
 
 
-def training_mode(module: nn.Module) -> bool:
-    """Whether a module is in training mode, regardless of the sampling switch."""
-    return bool(vars(module).get("training", module.training))
-
-
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """Run a model in evaluation mode, and restore the mode of every module afterwards."""
-    training = [m for m in net.modules() if training_mode(m)]
-    try:
-        for module in training:
-            module.training = False
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 @dataclass(frozen=True, eq=False)
 class _Switch:
     """An active `sampling` context: its switch, and the thread that entered it."""
@@ -360,24 +341,17 @@ def sampling(net: nn.Module, on: bool = True) -> Iterator[nn.Module]:
                 )
             for m in modules:
                 # The first entry is the flag before, which is restored at the end.
-                m.__dict__.setdefault("_switches", [m.sampling]).append(switch)
+                vars(m).setdefault("_switches", [m.sampling]).append(switch)
                 m.sampling = on
         yield net
     finally:
         with _switching:
             for m in modules:
-                _leave(m, switch)
-
-
-def _leave(module: Noisy, switch: _Switch) -> None:
-    switches = module.__dict__.get("_switches", [])
-    if switch not in switches:  # an exception came before this module was reached
-        return
-    switches.remove(switch)
-    if len(switches) > 1:
-        module.sampling = switches[-1].on
-    else:
-        module.sampling = module.__dict__.pop("_switches")[0]
+                switches = vars(m).get("_switches", [])
+                if switch not in switches:  # an exception came before this module was reached
+                    continue
+                switches.remove(switch)
+                m.sampling = switches[-1].on if len(switches) > 1 else vars(m).pop("_switches")[0]
 
 
 def kl(net: nn.Module, value: bool = True) -> Tensor:

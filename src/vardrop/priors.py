@@ -180,11 +180,10 @@ class ScaleMixture(Proper):
 
     def log_prob(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         """log(pi N(w; 0, std1^2) + (1 - pi) N(w; 0, std2^2))."""
-
-        def component(fraction: float, std: float) -> Tensor:
-            return math.log(fraction / std) - 0.5 * (weight / std).square() - 0.5 * LOG_2PI
-
-        broad, narrow = component(self.pi, self.std1), component(1 - self.pi, self.std2)
+        broad, narrow = (
+            math.log(fraction / std) - 0.5 * (weight / std).square() - 0.5 * LOG_2PI
+            for fraction, std in ((self.pi, self.std1), (1 - self.pi, self.std2))
+        )
         # In log space, so that the gradient does not vanish beyond a few std1. The second
         # derivative of torch.logaddexp is NaN if one component is much larger.
         return broad + functional.softplus(narrow - broad, threshold=50.0)

@@ -15,8 +15,7 @@ import vardrop as vd
 from tests.replay import replay
 from vardrop import functional as F
 from vardrop.functional import noise
-from vardrop.functional.fast import additive, switch
-from vardrop.functional.fast.table import FAST_PATHS
+from vardrop.functional.fast import additive, blocked_kl, switch
 
 BELOW_ZERO = (-math.inf, 0.0)
 
@@ -99,29 +98,61 @@ def test_alpha_at_its_bound_stays_while_data_and_prior_together_push_out(kind):
 
 WEIGHTS = [torch.randn(40, 30), torch.randn(40, 30) - 3]
 OUTPUTS = [torch.randn(6, 5), torch.rand(6, 5) + 0.1, torch.randn(6, 5)]
-ARGUMENTS = {
-    "weights shared by the draws and the KL of a step": WEIGHTS, "blocked KL": WEIGHTS,
-    "gradient of the KL in a compiled graph": WEIGHTS,
-}  # fmt: skip
 
 
-def test_every_fast_path_is_worth_its_code():
-    assert all(path.factor >= 1.5 for path in FAST_PATHS.values())
+def wide_kl(*tensors):
+    """The exact KL in double precision, which has no fast path."""
+    return F.log_uniform_kl_additive(*(t.double() for t in tensors)).float()
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
+FAST = {
+    "draws": (additive.additive_weights, lambda w, log_sigma2: (w, log_sigma2.exp()), 1e-5),
+    "blocks": (F.log_uniform_kl_additive, blocked_kl.compiled_kl, 1e-5),
+    "compiled": (
+        blocked_kl.compiled_kl,
+        wide_kl,
+        2e-5,
+    ),  # the expression for compilers has other fits
+}
+
+
+@pytest.mark.parametrize("name", FAST)
 def test_a_fast_path_is_its_reference(name):
-    path, results = FAST_PATHS[name], []
-    for function in (path.run, path.reference):
-        inputs = [t.clone().requires_grad_(t.is_floating_point()) for t in ARGUMENTS[name]]
+    *functions, rtol = FAST[name]
+    results = []
+    for function in functions:
+        inputs = [t.clone().requires_grad_() for t in WEIGHTS]
         out = function(*inputs)
         outputs = list(out[:2]) if isinstance(out, tuple) else [out]
         loss = sum((t * t).sum() for t in outputs)
-        results.append([*outputs, *torch.autograd.grad(loss, inputs[:2])])
+        results.append([*outputs, *torch.autograd.grad(loss, inputs)])
     for fast, plain in zip(*results, strict=True):
-        # The plain expression for compilers has other fits.
-        rtol = 2e-5 if "compiled" in name else 1e-5
         torch.testing.assert_close(fast, plain, rtol=rtol, atol=1e-5)
+
+
+def plain_ard(weight, log_sigma2):
+    return 0.5 * torch.log1p(weight.square() / log_sigma2.exp()).sum()
+
+
+@pytest.mark.parametrize("divergence, plain", [
+    (blocked_kl.LOG_UNIFORM_KL, blocked_kl.compiled_kl),
+    (blocked_kl.ARD_KL, plain_ard),
+    (blocked_kl.NormalKL(torch.zeros(1), torch.ones(1)), lambda w, s: 0.5 * (s.exp() + w * w - s).sum()),
+])  # fmt: skip
+def test_second_derivatives_of_shared_weights(divergence, plain):
+    results = []
+    for fast in (True, False):
+        weight, log_sigma2 = (t.clone().requires_grad_() for t in WEIGHTS)
+        mean, variance, kl = weight, log_sigma2.exp(), plain(weight, log_sigma2)
+        if fast:
+            shared = additive.additive_weights(weight, log_sigma2, divergence)
+            mean, variance, kl = shared.mean, shared.variance, shared.kl()
+        total = (mean * variance).sin().sum() + 1.5 * kl
+        slopes = torch.autograd.grad(total, (weight, log_sigma2), create_graph=True)
+        squares = sum(s.square().sum() for s in slopes)
+        results.append((*slopes, *torch.autograd.grad(squares, (weight, log_sigma2))))
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_reference_switches_all_of_them_off():

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.checks import check_type, describe_value
+from vardrop._core import integrations
+from vardrop._core.checks import describe_value
 from vardrop._core.errors import VardropError, report_arguments
-from vardrop._core.integrations import check_input
 from vardrop._core.torch_private import tree_leaves, tree_map_only
 
 Batch = Tensor | Sequence[object] | Mapping[str, object]
@@ -96,7 +96,8 @@ def check_named(x: Batch) -> None:
     if isinstance(x, Mapping):
         num_examples(x)
         for name, tensor in x.items():
-            check_input(name, tensor)
+            if name in integrations.input_checks and isinstance(tensor, Tensor):
+                integrations.input_checks[name](name, tensor)
 
 
 def device_of(net: nn.Module) -> torch.device | None:
@@ -120,27 +121,21 @@ def input_batches(device: torch.device | None, data: BatchOrLoader) -> Iterator[
         with report_arguments("x"):
             if num_examples(x) == 0:
                 raise VardropError("Expected `x` to have rows, but got none.")
-            if isinstance(x, Mapping):
-                check_named(x)
-            _check_finite(x)
+            check_named(x)
+            named = x if isinstance(x, Mapping) else {"x": x}
+            for name, tensor in ((n, t) for n, part in named.items() for t in tensors_in(part)):
+                if not tensor.is_floating_point() or "mask" in name:  # a mask may hold -infinity
+                    continue
+                # The sum is cheap. It is finite unless a value is not finite, or it overflows.
+                if not (math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())):
+                    bad = int((~tensor.isfinite()).sum())
+                    raise VardropError(
+                        f"Expected `{name}` to be finite, but got {bad} values that are NaN or "
+                        "infinite. Clean the input first."
+                    )
         yield x if device is None else map_tensors(lambda t: t.to(device), x)
     if batch is None:
         raise VardropError("Expected `x` to give at least one batch, but got an empty loader.")
-
-
-def _check_finite(x: Batch) -> None:
-    """Raise an error for NaN or infinity, except in masks, which may hold -infinity."""
-    named = x if isinstance(x, Mapping) else {"x": x}
-    for name, tensor in ((n, t) for n, part in named.items() for t in tensors_in(part)):
-        if not tensor.is_floating_point() or "mask" in name:
-            continue
-        # The sum is cheap. It is finite unless a value is not finite, or it overflows.
-        if not (math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())):
-            bad = int((~tensor.isfinite()).sum())
-            raise VardropError(
-                f"Expected `{name}` to be finite, but got {bad} values that are NaN or infinite. "
-                "Clean the input first."
-            )
 
 
 def labelled_batches(data: LabelledData, name: str = "data") -> Iterator[tuple[Batch, Tensor]]:
@@ -151,8 +146,8 @@ def labelled_batches(data: LabelledData, name: str = "data") -> Iterator[tuple[B
         name: the argument, for messages.
     """
     wanted = "a pair (inputs, targets) or batches of such pairs"
-    check_type(name, data, Iterable, wanted)
-    if hasattr(data, "shape"):  # a tensor, an array or a DataFrame
+    # A tensor, an array and a DataFrame have a shape.
+    if not isinstance(data, Iterable) or hasattr(data, "shape"):
         raise VardropError(f"Expected `{name}` to be {wanted}, but got {describe_value(data)}.")
     if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], Tensor):
         x, y = plain_batch(data[0]), data[1]
@@ -161,7 +156,9 @@ def labelled_batches(data: LabelledData, name: str = "data") -> Iterator[tuple[B
                 f"Expected inputs and targets of one length in `{name}`, but got "
                 f"{num_examples(x)} and {len(y)}."
             )
-        data = zip(split_batch(x, _BATCH_SIZE), y.split(_BATCH_SIZE), strict=True)
+        size = _BATCH_SIZE
+        starts = range(0, len(y), size)
+        data = ((slice_batch(x, i, i + size), y[i : i + size]) for i in starts)
     count = 0
     for batch in data:
         is_pair = isinstance(batch, tuple | list) and len(batch) == 2
@@ -178,9 +175,6 @@ def labelled_batches(data: LabelledData, name: str = "data") -> Iterator[tuple[B
 
 def split_batch(x: Batch, size: int) -> Iterator[Batch]:
     """Split a batch into parts of at most `size` examples."""
-    if isinstance(x, Tensor):
-        yield from x.split(size)
-        return
     for start in range(0, num_examples(x), size):
         yield slice_batch(x, start, start + size)
 
@@ -191,7 +185,7 @@ def slice_batch(x: _Structure, start: int, stop: int) -> _Structure:
 
 
 def map_tensors(function: Callable[[Tensor], Any], x: _Structure) -> _Structure:
-    """Apply a function to each tensor of a batch."""
+    """Apply a function to each tensor of a batch. One tensor needs no walk over a structure."""
     return function(x) if isinstance(x, Tensor) else tree_map_only(Tensor, function, x)
 
 
@@ -201,10 +195,7 @@ def clone_batch(x: _Structure) -> _Structure:
     A model whose first operation is in place (`Dropout(inplace=True)`, `x += 1`) then does not
     change the batch of the caller, and every draw starts from the same inputs.
     """
-    if isinstance(x, Tensor):  # faster than a walk over the structure
-        return x.clone()  # type: ignore[return-value]
-    copied: _Structure = tree_map_only(Tensor, Tensor.clone, x)
-    return copied
+    return map_tensors(Tensor.clone, x)
 
 
 def output_tensor(output: object) -> Tensor:

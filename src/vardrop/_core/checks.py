@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from types import UnionType
 
+import torch
 from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
@@ -43,16 +44,14 @@ def check_number(
     >>> check_number("drop_rate", 0.5, at_least=0, below=1)
     """
     limits = zip(_LIMITS, (above, at_least, below, at_most), strict=True)
-    active = [(word, fits, limit) for (word, fits), limit in limits if limit is not None]
+    active = [(word, compare, limit) for (word, compare), limit in limits if limit is not None]
     number = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
         too_large = isinstance(value, Integral) and abs(int(value)) > LARGEST
         number = math.inf if too_large else float(value)
-    if not math.isfinite(number) or not all(fits(number, limit) for _, fits, limit in active):
-        bounds = [f"{word} {limit:g}" for word, _, limit in active]
-        raise VardropError(
-            _sentence(name, " and ".join(["a finite number", *bounds]), value, remedy)
-        )
+    wanted = " and ".join(["a finite number", *(f"{word} {limit:g}" for word, _, limit in active)])
+    fits = math.isfinite(number) and all(compare(number, limit) for _, compare, limit in active)
+    _check(fits, name, value, wanted, remedy)
 
 
 def check_integer(name: str, value: object, at_least: int = 1, remedy: str = "") -> None:
@@ -66,9 +65,12 @@ def check_integer(name: str, value: object, at_least: int = 1, remedy: str = "")
 
     >>> check_integer("samples", 8)
     """
-    integral = isinstance(value, Integral) and not isinstance(value, bool)
-    if not (integral and at_least <= int(value) <= LARGEST):  # type: ignore[call-overload]
-        raise VardropError(_sentence(name, f"an integer of at least {at_least}", value, remedy))
+    fits = (
+        isinstance(value, Integral)
+        and not isinstance(value, bool)
+        and at_least <= int(value) <= LARGEST
+    )
+    _check(fits, name, value, f"an integer of at least {at_least}", remedy)
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -77,9 +79,10 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     >>> check_choice("per", "weight", ("weight", "layer"))
     """
     if not isinstance(value, str) or value not in choices:
-        words = ", ".join(map(repr, choices))
-        hint = suggest(value, choices)
-        raise VardropError(f"Expected `{name}` to be one of {words}, but got {value!r}.{hint}")
+        raise VardropError(
+            f"Expected `{name}` to be one of {', '.join(map(repr, choices))}, but got {value!r}."
+            f"{suggest(value, choices)}"
+        )
 
 
 def suggest(value: object, choices: Iterable[object]) -> str:
@@ -112,8 +115,7 @@ def check_type(
 
     >>> check_type("on", True, bool, "True or False")
     """
-    if not isinstance(value, kind):
-        raise VardropError(_sentence(name, wanted, value, remedy))
+    _check(isinstance(value, kind), name, value, wanted, remedy)
 
 
 def check_net(net: object, name: str = "net") -> None:
@@ -133,6 +135,26 @@ def check_tensor(name: str, value: object, remedy: str = "") -> None:
     check_type(
         name, value, Tensor, "a tensor", remedy or f"Convert it with torch.as_tensor({name})."
     )
+
+
+def check_shape(name: str, value: Tensor, expected: torch.Size, reference: str) -> None:
+    """Raise an error unless a value is a tensor with the shape of another one.
+
+    Args:
+        name: of the argument, for the message.
+        value: the argument.
+        expected: the shape.
+        reference: what has this shape.
+
+    >>> import torch
+    >>> check_shape("y", torch.zeros(2), torch.Size([2]), "mean")
+    """
+    check_tensor(name, value)
+    if value.shape != expected:
+        raise VardropError(
+            f"Expected `{name}` to have shape {tuple(expected)} to match `{reference}`, but got "
+            f"shape {tuple(value.shape)}. Reshape one of the two: broadcasting would mix examples."
+        )
 
 
 def describe_value(value: object) -> str:
@@ -162,5 +184,7 @@ def list_names(names: Sequence[str]) -> str:
     return ", ".join(map(describe_value, names[:_MOST_NAMES])) + count
 
 
-def _sentence(name: str, wanted: str, value: object, remedy: str) -> str:
-    return f"Expected `{name}` to be {wanted}, but got {describe_value(value)}. {remedy}".rstrip()
+def _check(fits: bool, name: str, value: object, wanted: str, remedy: str) -> None:
+    if not fits:
+        text = f"Expected `{name}` to be {wanted}, but got {describe_value(value)}. {remedy}"
+        raise VardropError(text.rstrip())

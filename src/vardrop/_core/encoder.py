@@ -15,13 +15,9 @@ def update_encoder_fastpath(net: nn.Module, noisy: type[nn.Module]) -> None:
 
     The fast path would leave out the noise of weights and the means of gates.
     """
-    for module in net.modules():
-        if not isinstance(module, tuple(_FLAGS)):
-            continue
-        attention = [
-            m.self_attn for m in module.modules() if isinstance(m, nn.TransformerEncoderLayer)
-        ]
-        replaced = any(not isinstance(a, nn.MultiheadAttention) for a in attention)
+    for module in (m for m in net.modules() if isinstance(m, tuple(_FLAGS))):
+        layers = [m for m in module.modules() if isinstance(m, nn.TransformerEncoderLayer)]
+        replaced = any(not isinstance(m.self_attn, nn.MultiheadAttention) for m in layers)
         if replaced or any(isinstance(m, noisy) for m in module.modules()):
             disable_encoder_fastpath(module)
         else:

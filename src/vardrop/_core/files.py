@@ -18,7 +18,13 @@ from torch import Tensor
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.values import Json
 
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
 LOCK = ".lock"
+_UNCHANGED = " The previous content of the file is unchanged."
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -38,37 +44,38 @@ def open_atomically(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
     if not path.name:
         raise VardropError(f"Expected `path` to name a file, but got '{path}'.")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as failure:
-        with suppress(OSError):  # in a read-only directory there is nothing to remove
-            temporary.unlink(missing_ok=True)
-        if isinstance(failure, OSError):
-            raise _write_error(path, size, failure) from failure
-        raise
+    amount = "" if size is None else f"{size} bytes "
+    with _report_failure(f"write {amount}to {path}", _UNCHANGED):
+        try:
+            with open(temporary, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):  # in a read-only directory there is nothing to remove
+                temporary.unlink(missing_ok=True)
+            raise
 
 
 def append(path: Path, content: bytes) -> None:
     """Write at the end of a file. A crash may leave a part of the content."""
+    action = f"write {len(content)} bytes to {path}"
+    with _report_failure(action, _UNCHANGED), open(path, "ab") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _report_failure(action: str, remedy: str = "") -> Iterator[None]:
+    """Raise an error of the operating system as a `VardropError` that names the action."""
     try:
-        with open(path, "ab") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        yield
     except OSError as failure:
-        raise _write_error(path, len(content), failure) from failure
-
-
-def _write_error(path: Path, size: int | None, failure: OSError) -> VardropError:
-    amount = "" if size is None else f"{size} bytes "
-    return VardropError(
-        f"Expected to write {amount}to {path}, but got: {failure.strerror}. "
-        "The previous content of the file is unchanged."
-    )
+        raise VardropError(
+            f"Expected to {action}, but got: {failure.strerror}.{remedy}"
+        ) from failure
 
 
 def check_not_in_use(path: Path, others: Iterable[Path]) -> None:
@@ -82,10 +89,8 @@ def check_not_in_use(path: Path, others: Iterable[Path]) -> None:
 
 def remove(path: Path) -> None:
     """Remove a file if it exists."""
-    try:
+    with _report_failure(f"remove {path}"):
         path.unlink(missing_ok=True)
-    except OSError as failure:
-        raise VardropError(f"Expected to remove {path}, but got: {failure.strerror}.") from failure
 
 
 def remove_leftovers(directory: Path) -> None:
@@ -105,26 +110,16 @@ def lock_directory(directory: Path) -> Iterator[None]:
     append(directory / LOCK, b"")
     with open(directory / LOCK, "ab") as file:
         try:
-            _lock(file.fileno())
+            if sys.platform == "win32":
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            else:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as taken:
             raise VardropError(
                 f"Expected {directory} to be free, but another process is working in it. Wait for "
                 "it to end, or choose another directory."
             ) from taken
         yield
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(descriptor: int) -> None:
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-
-else:
-    import fcntl
-
-    def _lock(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def write_json(path: Path, value: Json) -> None:
@@ -166,7 +161,8 @@ def with_checksum(value: Mapping[str, Json]) -> dict[str, Json]:
     {'epochs': 3}
     """
     content = to_json_safe(value)
-    return {**content, "sha256": _checksum(content)}
+    text = json.dumps(content, sort_keys=True)
+    return {**content, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def verify_checksum(value: Json, source: str) -> dict[str, Any]:
@@ -185,16 +181,12 @@ def verify_checksum(value: Json, source: str) -> dict[str, Any]:
             "It is damaged."
         )
     content = {k: v for k, v in value.items() if k != "sha256"}
-    if value.get("sha256") != _checksum(content):
+    if value.get("sha256") != with_checksum(content)["sha256"]:
         raise VardropError(
             f"Expected the checksum of {source} to match its content, but it does not. It is "
             "damaged or was edited."
         )
     return content
-
-
-def _checksum(content: Mapping[str, Json]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def check_readable(path: Path, remedy: str = "") -> None:
@@ -263,9 +255,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     try:
         with library.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            text = metadata.get("values", "null")
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-            values = json.loads(text)
+        text = metadata.get("values", "null")
+        values = json.loads(text)
     except (library.SafetensorError, OSError, ValueError, RecursionError) as broken:
         raise VardropError(
             f"Expected {path} to be a safetensors file, but got: {broken}. It is damaged."

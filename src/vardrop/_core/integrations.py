@@ -8,7 +8,6 @@ the module of the integration, so that any package can add one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -16,20 +15,18 @@ from torch import Tensor, nn
 
 _GROUP = "vardrop.integrations"
 Span = Callable[[tuple[Any, ...], dict[str, Any]], tuple[int, int | None]]
+_loaded = {"torch", "vardrop", "__main__"}  # packages without an integration, or with a loaded one
 _positions: list[tuple[Callable[[nn.Module], bool], Span]] = []
-_input_checks: dict[str, Callable[[str, Tensor], None]] = {}
+input_checks: dict[str, Callable[[str, Tensor], None]] = {}
 
 
 def load_integration(kind: type) -> None:
     """Load the integration of the library that a class comes from, if there is one."""
-    _load(package_of(kind))
-
-
-@cache  # the search for entry points takes a tenth of a second
-def _load(package: str) -> None:
-    if package not in ("torch", "vardrop", "__main__"):
+    package = package_of(kind)
+    if package not in _loaded:  # the search for entry points takes a tenth of a second
         for entry_point in entry_points(group=_GROUP, name=package):
             entry_point.load()
+        _loaded.add(package)
 
 
 def package_of(kind: type) -> str:
@@ -64,10 +61,4 @@ def register_input_check(name: str, check: Callable[[str, Tensor], None]) -> Non
         name: of the input.
         check: a function of the name and the tensor. It raises an error for a wrong input.
     """
-    _input_checks[name] = check
-
-
-def check_input(name: str, value: object) -> None:
-    """Run the registered check of an input, if there is one for its name."""
-    if name in _input_checks and isinstance(value, Tensor):
-        _input_checks[name](name, value)
+    input_checks[name] = check

@@ -1,4 +1,4 @@
-"""Copies of a model that share its tensors, owners of parameters, and temporary hooks."""
+"""Copies of a model that share its tensors, owners of parameters, temporary hooks and modes."""
 
 from __future__ import annotations
 
@@ -122,3 +122,21 @@ def hooks(*handles: RemovableHandle) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def training_mode(module: nn.Module) -> bool:
+    """Whether a module is in training mode, regardless of the sampling switch."""
+    return bool(vars(module).get("training", module.training))
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Run a model in evaluation mode, and restore the mode of every module afterwards."""
+    training = [m for m in net.modules() if training_mode(m)]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -68,29 +69,26 @@ def local_part(tensor: Tensor, like: DTensor) -> Tensor:
 
     The gradient is added up over the processes that use the same numbers.
     """
-    from torch.distributed.tensor import DTensor, Partial, Replicate
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
     everywhere = [Replicate()] * like.device_mesh.ndim
     if not is_sharded(tensor):
         tensor = DTensor.from_local(tensor, like.device_mesh, everywhere, run_check=False)
-    wanted = [_placement(p, tensor, like) for p in like.placements]
+    placements: tuple[Any, ...] = like.placements
+    wanted = []
+    for placement in placements:
+        if placement.is_shard() and tensor.shape != like.shape:
+            axis = placement.dim - (like.dim() - tensor.dim())
+            split = axis >= 0 and tensor.shape[axis] == like.shape[placement.dim]
+            wanted.append(Shard(axis) if split else Replicate())
+        else:
+            wanted.append(placement)
     gradients = [
         Partial() if p.is_shard() and not w.is_shard() else w
-        for p, w in zip(like.placements, wanted, strict=True)
+        for p, w in zip(placements, wanted, strict=True)
     ]
     moved = tensor.redistribute(like.device_mesh, wanted)
     return moved.to_local(grad_placements=gradients)
-
-
-def _placement(placement: Any, tensor: Tensor, like: Tensor) -> Any:
-    """The placement of `tensor` that matches a placement of `like`."""
-    from torch.distributed.tensor import Replicate, Shard
-
-    if not placement.is_shard() or tensor.shape == like.shape:
-        return placement
-    axis = placement.dim - (like.dim() - tensor.dim())
-    split = axis >= 0 and tensor.shape[axis] == like.shape[placement.dim]
-    return Shard(axis) if split else Replicate()
 
 
 def sum_over_shards(part: Tensor, over: DTensor) -> Tensor:
@@ -124,16 +122,17 @@ def shard_like(
     for i, placement in enumerate(placements):
         if placement.is_shard():
             number = number * mesh.size(i) + mesh.get_local_rank(i)
-    local = like.to_local().shape if same else torch.Size(shape)
-
-    def join(part: Tensor) -> DTensor:
-        size = torch.Size(shape)
-        stride = torch.empty(size, device="meta").stride()
-        return DTensor.from_local(
-            part, mesh, placements, run_check=False, shape=size, stride=stride
-        )
-
-    return local, number, join
+    size = torch.Size(shape)
+    stride = torch.empty(size, device="meta").stride()
+    join = partial(
+        DTensor.from_local,
+        device_mesh=mesh,
+        placements=placements,
+        run_check=False,
+        shape=size,
+        stride=stride,
+    )
+    return like.to_local().shape if same else size, number, join
 
 
 def common_seed(over: DTensor, generator: torch.Generator | None) -> int:

@@ -91,11 +91,6 @@ def schema(operator: OpOverload) -> FunctionSchema:
     return operator._schema
 
 
-def overload_name(operator: OpOverload) -> str:
-    """Which overload of a function an operator is."""
-    return str(operator._overloadname)
-
-
 def backward_hooks(tensor: Tensor) -> list[Callable[[Tensor], Tensor | None]]:
     """The hooks that `Tensor.register_hook` added. There is no public query."""
     return list((tensor._backward_hooks or {}).values())

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -25,7 +24,7 @@ from vardrop._core.errors import VardropError
 # A value that JSON can store.
 Json: TypeAlias = "Mapping[str, Json] | Sequence[Json] | str | float | None"
 _TYPES: dict[str, type[Value]] = {}
-_KINDS: WeakKeyDictionary[type[Value], dict[str, Any]] = WeakKeyDictionary()
+_KINDS: dict[type, dict[str, Any]] = {}
 _LARGEST = 1.8446742974197924e19  # its square is the largest number in single precision
 _WORDS: dict[Any, str] = {
     float: "a finite number",
@@ -74,13 +73,10 @@ class Value:
 
 
 def _kinds(cls: type[Value]) -> dict[str, Any]:
-    """The declared type of every field, or none if a name in a declaration is not defined."""
+    """The declared type of every field."""
     if cls not in _KINDS:
-        try:
-            hints = get_type_hints(cls)
-        except NameError:
-            hints = {}
-        _KINDS[cls] = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.name in hints}
+        hints = get_type_hints(cls)
+        _KINDS[cls] = {f.name: hints[f.name] for f in dataclasses.fields(cls)}
     return _KINDS[cls]
 
 
@@ -132,11 +128,9 @@ def to_json(value: Value) -> dict[str, Json]:
     {'type': 'LogUniform', 'version': 1, 'form': 'exact'}
     """
     check_type("value", value, Value, "a value such as vardrop.sparse_vd()")
-    description: dict[str, Json] = {"type": type(value).__name__, "version": value.version}
-    for field in dataclasses.fields(value):
-        part = getattr(value, field.name)
-        description[field.name] = to_json(part) if isinstance(part, Value) else part
-    return description
+    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    parts = {k: to_json(v) if isinstance(v, Value) else v for k, v in fields.items()}
+    return {"type": type(value).__name__, "version": value.version, **parts}
 
 
 def from_json(data: dict[str, Any]) -> Value:
@@ -164,7 +158,18 @@ def from_json(data: dict[str, Any]) -> Value:
 def _build(data: Any) -> Value:
     check_type("data", data, dict, "a dictionary that vardrop.to_json made")
     fields = dict(data)
-    cls, version = _find_type(fields.pop("type", None)), fields.pop("version", None)
+    kind, version = fields.pop("type", None), fields.pop("version", None)
+    concrete = {
+        name: cls
+        for name, cls in _TYPES.items()
+        if ABC not in cls.__bases__ and not inspect.isabstract(cls)
+    }
+    cls = concrete.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise VardropError(
+            f"Expected `type` to be one of {sorted(concrete)}, but got {describe_value(kind)}. "
+            "Import the package that defines it first (--import on the command line)."
+        )
     if type(version) is not int or version != cls.version:
         raise VardropError(
             f"Expected `version` of {cls.__name__} to be {cls.version}, but got "
@@ -185,18 +190,3 @@ def _build(data: Any) -> Value:
     for name, kind in _kinds(cls).items():
         _check_field(name, fields[name], kind)
     return cls(**fields)
-
-
-def _find_type(name: Json) -> type[Value]:
-    cls = _TYPES.get(name) if isinstance(name, str) else None
-    if cls is None or _is_abstract(cls):
-        names = sorted(name for name, cls in _TYPES.items() if not _is_abstract(cls))
-        raise VardropError(
-            f"Expected `type` to be one of {names}, but got {describe_value(name)}. "
-            "Import the package that defines it first (--import on the command line)."
-        )
-    return cls
-
-
-def _is_abstract(cls: type[Value]) -> bool:
-    return ABC in cls.__bases__ or inspect.isabstract(cls)

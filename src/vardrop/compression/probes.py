@@ -26,9 +26,10 @@ from vardrop._core.calls import (
 from vardrop._core.checks import check_net, describe_value
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError, report_arguments, report_errors
+from vardrop._core.modules import evaluating
 from vardrop.heads import Head
 from vardrop.likelihoods import check_model
-from vardrop.noisy import Noisy, evaluating, named_modules_of, sampling
+from vardrop.noisy import Noisy, named_modules_of, sampling
 
 Inputs = tuple[Any, ...]
 Metric = Callable[[Tensor, Tensor], SupportsFloat]

@@ -1,4 +1,4 @@
-"""Diagonals of second derivatives over autograd: exact, by random probes, and from scores.
+"""Diagonals of second derivatives over autograd: exact, and from random probes.
 
 Averaged over draws of the weights and multiplied by their variances they measure how much the noise
 of each weight matters: `kappa`.
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from vardrop.functional.random import random_signs
 
@@ -31,38 +32,26 @@ def diagonal_hessian(value: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     [tensor([ 6., 12.])]
     """
     first = torch.autograd.grad(value, tensors, create_graph=True, materialize_grads=True)
-    return [_diagonal(g, t) for g, t in zip(first, tensors, strict=True)]
+    diagonals = [torch.zeros_like(t) for t in tensors]
+    for gradient, tensor, diagonal in zip(first, tensors, diagonals, strict=True):
+        if not gradient.requires_grad:  # the value is linear in the tensor
+            continue
+        size = tensor.numel()
+        for index in torch.arange(size, device=tensor.device).split(_ROWS):
+            (rows,) = torch.autograd.grad(
+                gradient,
+                tensor,
+                one_hot(index, size).to(gradient.dtype).view(-1, *tensor.shape),
+                retain_graph=True,
+                is_grads_batched=True,
+                allow_unused=True,
+            )
+            if rows is not None:
+                diagonal.view(-1)[index] = rows.flatten(1).gather(1, index[:, None]).squeeze(1)
+    return diagonals
 
 
-def _diagonal(gradient: Tensor, tensor: Tensor) -> Tensor:
-    size = tensor.numel()
-    if not gradient.requires_grad:  # the value is linear in the tensor
-        return torch.zeros_like(tensor)
-    parts = []
-    for start in range(0, size, _ROWS):
-        index = torch.arange(start, min(start + _ROWS, size), device=tensor.device)
-        units = gradient.new_zeros(len(index), size)
-        units[torch.arange(len(index), device=tensor.device), index] = 1
-        (rows,) = torch.autograd.grad(
-            gradient,
-            tensor,
-            units.view(-1, *tensor.shape),
-            retain_graph=True,
-            is_grads_batched=True,
-            allow_unused=True,
-        )
-        if rows is None:
-            return torch.zeros_like(tensor)
-        parts.append(rows.flatten(1).gather(1, index[:, None]).squeeze(1))
-    return torch.cat(parts).view(tensor.shape)
-
-
-def hutchinson_diagonal(
-    value: Tensor,
-    tensors: Sequence[Tensor],
-    probes: int = 32,
-    generator: torch.Generator | None = None,
-) -> list[Tensor]:
+def hutchinson_diagonal(value: Tensor, tensors: Sequence[Tensor], probes: int = 32) -> list[Tensor]:
     """An unbiased estimate of the diagonal of the Hessian of a scalar, a tensor each.
 
     diag H = E[z * H z] for independent random signs z; the variance of an element of one probe is
@@ -72,7 +61,6 @@ def hutchinson_diagonal(
         value: a scalar that was computed from `tensors`, with its graph.
         tensors: leaves that require a gradient.
         probes: how many products with the Hessian are averaged.
-        generator: of the signs; the global one by default.
 
     >>> import torch
     >>> w = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -86,49 +74,11 @@ def hutchinson_diagonal(
     if not any(g.requires_grad for g in first):  # the value is linear in all of them
         return totals
     for _ in range(probes):
-        signs = [_signs(t, generator) for t in tensors]
+        signs = [random_signs(t.shape, t) for t in tensors]
         inner = torch.stack([(g * z).sum() for g, z in zip(first, signs, strict=True)]).sum()
         products = torch.autograd.grad(inner, tensors, retain_graph=True, materialize_grads=True)
         for total, z, product in zip(totals, signs, products, strict=True):
             total.add_(z * product, alpha=1 / probes)
-    return totals
-
-
-def _signs(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    if generator is None:
-        return random_signs(like.shape, like)
-    bits = torch.randint(0, 2, like.shape, generator=generator, device=like.device)
-    return bits.mul_(2).sub_(1).to(like.dtype)
-
-
-def diagonal_fisher(
-    output: Tensor, tensors: Sequence[Tensor], score: Callable[[], Tensor], probes: int = 32
-) -> list[Tensor]:
-    """An unbiased estimate of the diagonal of the Fisher matrix, summed over rows, a tensor each.
-
-    E (d log p(y | output) / dt_i)^2 with y drawn from the model itself. It equals minus the
-    expected Hessian of log p, and needs first derivatives only. The scores of different rows are
-    independent and have mean zero, so the square of their summed gradient has the expectation of
-    the sum of their squares: one backward pass per probe.
-
-    Args:
-        output: the net's output, rows first, with its graph.
-        tensors: leaves that require a gradient.
-        score: draws d log p(y | output) / d output for a fresh y, in the shape of `output`.
-        probes: how many draws are averaged; the relative error falls as sqrt(2 / probes).
-
-    >>> import torch
-    >>> w = torch.tensor([3.0], requires_grad=True)
-    >>> diagonal_fisher(w * torch.tensor([[2.0]]), [w], lambda: torch.ones(1, 1), probes=1)
-    [tensor([4.])]
-    """
-    totals = [torch.zeros_like(t) for t in tensors]
-    for _ in range(probes):
-        gradients = torch.autograd.grad(
-            output, tensors, score(), retain_graph=True, materialize_grads=True
-        )
-        for total, gradient in zip(totals, gradients, strict=True):
-            total.add_(gradient.square(), alpha=1 / probes)
     return totals
 
 

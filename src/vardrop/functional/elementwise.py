@@ -143,20 +143,6 @@ class _Stop:
         return grad if x is None else _stopped(x.detach(), grad, self.low, self.high)
 
 
-class _ForwardProject(_Project):
-    """In forward mode the derivative is the derivative of the clamp: zero outside of the range."""
-
-    @staticmethod
-    def setup_context(ctx: FunctionContext, inputs: _Bounds, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def jvp(ctx: FunctionContext, tangent: Tensor, *_: None) -> Tensor:
-        x, low, high = ctx.saved_tensors
-        return tangent.masked_fill((x < low) | (x > high), 0.0)
-
-
 def clamp_with_gradient(x: Tensor, low: float, high: float) -> Tensor:
     """Clamp x, and stop its gradient only if a descent step would leave the range.
 
@@ -165,6 +151,7 @@ def clamp_with_gradient(x: Tensor, low: float, high: float) -> Tensor:
     A parameter may be used more than once, by the data term and by the KL. The gradient is stopped
     for the sum of these terms, by a hook that the parameter gets at its first use. Without a
     parameter to hook (inside a compiled graph or a transform), each use stops its own gradient.
+    In forward mode it is a plain clamp.
 
     Args:
         x: a parameter, or any other tensor.
@@ -180,18 +167,13 @@ def clamp_with_gradient(x: Tensor, low: float, high: float) -> Tensor:
     >>> x.grad
     tensor([0., 1.])
     """
-    function = (
-        _ForwardProject if in_forward_mode() else _Straight if _hooked(x, low, high) else _Project
-    )
-    return function.apply(x, x.new_full((), low), x.new_full((), high))
-
-
-def _hooked(x: Tensor, low: float, high: float) -> bool:
-    """Whether a hook stops the gradient of x. A leaf gets the hook at its first use."""
+    if in_forward_mode():
+        return x.clamp(low, high)
+    bounds = x.new_full((), low), x.new_full((), high)
     traced = torch.compiler.is_compiling() or in_transform()
     if traced or not (x.is_leaf and x.requires_grad):
-        return False
+        return _Project.apply(x, *bounds)
     stops = (h for h in backward_hooks(x) if isinstance(h, _Stop))
     if not any((h.low, h.high) == (low, high) and h.x() is x for h in stops):
         x.register_hook(_Stop(x, low, high))
-    return True
+    return _Straight.apply(x, *bounds)

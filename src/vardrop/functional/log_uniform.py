@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from vardrop._core.torch_private import FunctionContext, in_forward_mode, in_transform
-from vardrop.functional.elementwise import log_square, to_float32_or_wider
+from vardrop.functional.elementwise import to_float32_or_wider
 from vardrop.functional.fast import switch
 from vardrop.functional.fast.additive import additive_weights
-from vardrop.functional.fast.blocked_kl import ARD_KL, compiled_kl
+from vardrop.functional.fast.blocked_kl import ARD_KL, compiled_kl, ratio_parts
 
 _ASYMPTOTE = 0.5 * (0.5772156649015329 + math.log(2.0))  # KL -> -1/2 log alpha + this
 _SIGMOID = (0.63576, 1.87320, 1.48695)
@@ -77,18 +77,11 @@ def _horner(coefficients: tuple[float, ...], t: Tensor) -> Tensor:
     return total
 
 
-def _ratio(fit: _Rational, t: Tensor) -> Tensor:
-    return _horner(fit[0], t) / _horner(fit[1], t)
-
-
-def _value(u: Tensor) -> Tensor:
-    t = 1 - 8 * (u + 4).reciprocal()
-    return 0.5 * torch.log1p(u * _ratio(_r(u.dtype == torch.float64), t))
-
-
 def _slope(u: Tensor) -> Tensor:
+    numerator, denominator = _s(u.dtype == torch.float64)
     s = 4 * (u + 4).reciprocal()
-    return s * _ratio(_s(u.dtype == torch.float64), 1 - 2 * s)
+    t = 1 - 2 * s
+    return s * (_horner(numerator, t) / _horner(denominator, t))
 
 
 class _LogUniformKL(torch.autograd.Function):
@@ -98,7 +91,9 @@ class _LogUniformKL(torch.autograd.Function):
 
     @staticmethod
     def forward(u: Tensor) -> Tensor:
-        return _value(u)
+        numerator, denominator = _r(u.dtype == torch.float64)
+        t = 1 - 8 * (u + 4).reciprocal()
+        return 0.5 * torch.log1p(u * (_horner(numerator, t) / _horner(denominator, t)))
 
     @staticmethod
     def setup_context(ctx: FunctionContext, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -139,9 +134,8 @@ def log_uniform_kl(u: Tensor) -> Tensor:
 
     Hron, Matthews & Ghahramani 2018, "Variational Bayesian dropout: pitfalls and fixes", sec. 4.
     """
-    return (_ForwardLogUniformKL if in_forward_mode() else _LogUniformKL).apply(
-        to_float32_or_wider(u)
-    )
+    function = _ForwardLogUniformKL if in_forward_mode() else _LogUniformKL
+    return function.apply(to_float32_or_wider(u))
 
 
 def log_uniform_kl_of_log(log_alpha: Tensor) -> Tensor:
@@ -190,26 +184,9 @@ def log_uniform_kl_additive(weight: Tensor, log_sigma2: Tensor, value: bool = Tr
     transformed = in_transform() or in_forward_mode()
     if one_expression and weight.dtype == torch.float32 and not transformed:
         return compiled_kl(weight, log_sigma2, value)
-    return plain_kl_additive(weight, log_sigma2)
-
-
-def plain_kl_additive(weight: Tensor, log_sigma2: Tensor) -> Tensor:
-    """`log_uniform_kl_additive` from `log_uniform_kl` of every weight."""
-    ratio, log_beyond, beyond = _ratio_parts(weight, log_sigma2)
+    ratio, log_beyond, beyond = ratio_parts(weight, log_sigma2)
     far = torch.where(beyond, 0.5 * log_beyond + _ASYMPTOTE, 0.0)
     return (log_uniform_kl(0.5 * ratio) + far).sum()
-
-
-def _ratio_parts(weight: Tensor, log_sigma2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """w^2 / sigma^2 up to exp(25) and zero beyond, its logarithm beyond, and a mask of the latter.
-
-    The first part has every derivative at w = 0, which the logarithm does not have.
-    """
-    log_ratio = log_square(weight) - log_sigma2
-    beyond = log_ratio > 25.0
-    least = -1.8 * math.log(torch.finfo(weight.dtype).max)  # the root of 1 / sigma^2 is finite
-    root = torch.where(beyond, 0.0, weight) * torch.exp(-0.5 * log_sigma2.clamp(min=least))
-    return root * root, torch.where(beyond, log_ratio, 0.0), beyond
 
 
 def ard_kl_additive(weight: Tensor, log_sigma2: Tensor) -> Tensor:
@@ -231,10 +208,8 @@ def ard_kl_additive(weight: Tensor, log_sigma2: Tensor) -> Tensor:
     Kharitonov, Molchanov & Vetrov 2018, "Variational dropout via empirical Bayes", eq. 12.
     """
     weight, log_sigma2 = to_float32_or_wider(weight), to_float32_or_wider(log_sigma2)
-    if (weights := additive_weights(weight, log_sigma2, ARD_KL)) is not None:
-        return weights.kl()
-    ratio, log_beyond, _ = _ratio_parts(weight, log_sigma2)
-    return 0.5 * (torch.log1p(ratio) + log_beyond).sum()
+    weights = additive_weights(weight, log_sigma2, ARD_KL)
+    return ARD_KL.expression(weight, log_sigma2) if weights is None else weights.kl()
 
 
 def dawson(x: Tensor) -> Tensor:

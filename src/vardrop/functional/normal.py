@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor
 
 LOG_2PI = math.log(2 * math.pi)
 _NODES = 64
-_HERMITE_NODES, _LEGENDRE_NODES = 20, 8
 _FAR, _WIDE = 12.0, 4.0  # standard deviations
 _LEFT, _RIGHT = 16.0, 3.8  # beyond these the integrand is under 1e-7 of its scale
 
@@ -139,7 +137,7 @@ def function_moments(
     """
     std = variance.sqrt()
     first, second = torch.zeros_like(std), torch.zeros_like(std)
-    for node, weight in _hermite():
+    for node, weight in _HERMITE:
         value = function(torch.add(mean, std, alpha=node))
         first.add_(value, alpha=weight)
         second.addcmul_(value, value, value=weight)
@@ -179,7 +177,7 @@ def max_moments(
     starts = [(low - m).mul_(k) for m, k in zip(means, slopes, strict=True)]
     slopes = [k.mul_(width) for k in slopes]
     first, second = torch.zeros_like(low), torch.zeros_like(low)
-    for node, weight in _legendre():
+    for node, weight in _LEGENDRE:
         below = torch.full_like(low, -(0.5 ** len(means)))  # minus G, from 1 + erf
         for start, slope in zip(starts, slopes, strict=True):
             below.mul_(torch.add(start, slope, alpha=node).erf_().add_(1))
@@ -188,20 +186,6 @@ def max_moments(
     excess = first.mul_(width)
     variance = second.mul_(width).mul_(width).addcmul_(excess, excess, value=-1).clamp_(min=0)
     return low.add_(excess), variance
-
-
-@cache
-def _hermite() -> tuple[tuple[float, float], ...]:
-    """Nodes and weights of Gauss-Hermite quadrature for the standard normal."""
-    values, weights = _golub_welsch(torch.arange(1, _HERMITE_NODES, device="cpu").double().sqrt())
-    return tuple(zip(values.tolist(), weights.tolist(), strict=True))
-
-
-@cache
-def _legendre() -> tuple[tuple[float, float], ...]:
-    """Nodes and weights of Gauss-Legendre quadrature on [0, 1], as numbers."""
-    nodes, weights = gauss_legendre(_LEGENDRE_NODES)
-    return tuple(zip(nodes.tolist(), weights.tolist(), strict=True))
 
 
 def gauss_legendre(count: int) -> tuple[Tensor, Tensor]:
@@ -216,3 +200,8 @@ def _golub_welsch(off_diagonal: Tensor) -> tuple[Tensor, Tensor]:
     matrix = torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1)
     values, vectors = torch.linalg.eigh(matrix)
     return values, vectors[0].square()
+
+
+# Pairs of a node and its weight: for the standard normal, and on [0, 1].
+_HERMITE = torch.stack(_golub_welsch(torch.arange(1.0, 20, dtype=torch.float64).sqrt())).T.tolist()
+_LEGENDRE = torch.stack(gauss_legendre(8)).T.tolist()

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -24,7 +24,6 @@ from vardrop._core.torch_private import (
     OpOverload,
     TorchDispatchMode,
     in_transform,
-    overload_name,
     save_modes,
     schema,
 )
@@ -112,10 +111,7 @@ class draw_from(AbstractContextManager[None]):
 
     def __init__(self, noise: GeneratorNoise | TensorNoise) -> None:
         self.before = _thread.source
-        if isinstance(noise, TensorNoise):
-            self.source = self.before._replace(take=noise.take)
-        else:
-            self.source = Source(noise.seed, noise.generators, self.before.take)
+        self.source = self.before._replace(**vars(noise))  # both have names of its fields
 
     def __enter__(self) -> None:
         self.before, _thread.source = _thread.source, self.source
@@ -198,18 +194,12 @@ def uniform(shape: _Shape, like: Tensor) -> Tensor:
         return _spread(uniform, shape, like)
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     step = torch.finfo(dtype).eps
-    if noise_is_given():
-        below = torch.erf(_take(shape).to(dtype) * math.sqrt(0.5)) * 0.5 + 0.5
+    if (take := noise_source().take) is not None:
+        below = torch.erf(take(shape).to(dtype) * math.sqrt(0.5)) * 0.5 + 0.5
         return below.clamp(step, 1 - step)
     source = generator(like.device)
     unit = torch.rand(shape, dtype=dtype, device=like.device, generator=source)
     return unit * (1 - 2 * step) + step
-
-
-def _take(shape: _Shape) -> Tensor:
-    take = _thread.source.take
-    assert take is not None
-    return take(shape)
 
 
 def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
@@ -285,8 +275,8 @@ def random_signs(shape: _Shape, like: Tensor) -> Tensor:
     Returns:
         The signs.
     """
-    if noise_is_given():
-        return torch.where(_take(shape) < 0, -1.0, 1.0).to(like.dtype)
+    if (take := noise_source().take) is not None:
+        return torch.where(take(shape) < 0, -1.0, 1.0).to(like.dtype)
     if is_sharded(like):
         return _spread(random_signs, shape, like)
     source = generator(like.device)
@@ -315,19 +305,12 @@ class RandomOpMode(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         named = dict(kwargs or {})
-        if torch.Tag.nondeterministic_seeded in function.tags and _may_draw(function, args, named):
-            return self.answer(function, args, named)
-        return function(*args, **named)
-
-
-def _may_draw(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Attention without dropout does not draw, although torch marks it as random."""
-    arguments = enumerate(schema(function).arguments)
-    place = next((i for i, a in arguments if a.name == "dropout_p"), None)
-    if place is None:
-        return True
-    rate = args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
-    return bool(rate > 0)
+        draws = torch.Tag.nondeterministic_seeded in function.tags
+        names = [a.name for a in schema(function).arguments] if draws else []
+        if "dropout_p" in names:  # attention without dropout does not draw, although it has the tag
+            place = names.index("dropout_p")
+            draws = (args[place] if place < len(args) else named.get("dropout_p", 0.0)) > 0
+        return self.answer(function, args, named) if draws else function(*args, **named)
 
 
 def redirect_random_ops() -> RandomOpMode:
@@ -345,8 +328,8 @@ def redirect_random_ops() -> RandomOpMode:
     return RandomOpMode(call_with_generator)
 
 
-_WITH_GENERATOR = {
-    "default": "generator",
+_WITH_GENERATOR = {  # by the name of the overload without a generator
+    "": "generator",
     "low": "low_generator",
     "Tensor": "Tensor_generator",
     "low_dtype": "low_generator_dtype",
@@ -372,24 +355,19 @@ def call_with_generator(function: OpOverload, args: tuple[Any, ...], kwargs: dic
         return function(*args, **kwargs)
     if any(a.name == "generator" for a in schema(function).arguments):
         return function(*args, **{**kwargs, "generator": source})
-    name = _WITH_GENERATOR.get(overload_name(function), "")
+    name = _WITH_GENERATOR.get(function.name().partition(".")[2], "")
     if name in function.overloadpacket.overloads():
         return getattr(function.overloadpacket, name)(*args, **{**kwargs, "generator": source})
     # A fused kernel draws from the global generator only, so one thread at a time seeds it.
-    with _fused:
-        return _with_temporary_seed(source, partial(function, *args, **kwargs))
-
-
-def _with_temporary_seed(source: torch.Generator, function: Callable[[], _R]) -> _R:
-    """Call a function with a seed from `source` in the global generator, and restore its state."""
     device, shared = source.device, torch.default_generator
     if device.type != "cpu":
         module = torch.get_device_module(device)
         index = module.current_device() if device.index is None else device.index
         shared = module.default_generators[index]
-    before = shared.get_state()
-    try:
-        shared.manual_seed(int(torch.randint(2**62, (), generator=source, device=device)))
-        return function()
-    finally:
-        shared.set_state(before)
+    with _fused:
+        before = shared.get_state()
+        try:
+            shared.manual_seed(int(torch.randint(2**62, (), generator=source, device=device)))
+            return function(*args, **kwargs)
+        finally:
+            shared.set_state(before)

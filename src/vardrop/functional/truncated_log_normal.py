@@ -111,13 +111,11 @@ def log_moment(mu: Tensor, log_sigma: Tensor, low: float, high: float, order: in
     # Where mu lies above `high`, the squares of B and B - k sigma cancel to k high: scaled tails.
     end = b.clamp(max=0.0)
     start = torch.where(b < 0, a, end - 1)
-    tail = order * high + _log_scaled_mass(start, end, shift) - _log_scaled_mass(start, end, 0.0)
-    return torch.where(b < 0, tail, body)
-
-
-def _log_scaled_mass(low: Tensor, high: Tensor, shift: Tensor | float) -> Tensor:
-    below = _log_cdf(low - shift) - _log_cdf(high - shift)
-    return torch.special.erfcx((shift - high) / _SQRT_2).log() + log1mexp(below)
+    shifted, plain = (
+        torch.special.erfcx(-upper / _SQRT_2).log() + log1mexp(_log_cdf(lower) - _log_cdf(upper))
+        for lower, upper in ((start - shift, end - shift), (start, end))
+    )
+    return torch.where(b < 0, order * high + shifted - plain, body)
 
 
 def snr(mu: Tensor, log_sigma: Tensor, low: float, high: float) -> Tensor:
@@ -153,7 +151,15 @@ def log_sample(mu: Tensor, log_sigma: Tensor, low: float, high: float, noise: Te
     u = torch.where(flip, 1 - noise.double(), noise.double())
     log_left, log_right = _log_cdf(left), _log_cdf(right)
     target = log_right + torch.log(u + (1 - u) * torch.exp(log_left - log_right))
-    z = _newton(target, _newton(target, _quantile(target.detach())))
+    # A start without gradient, also where the exponential underflows.
+    start = target.detach()
+    body = start > -10.0
+    in_body = torch.special.ndtri(torch.where(body, start, -10.0).exp().clamp(max=1 - 1e-16))
+    tail = torch.where(body, -10.0, start)
+    in_tail = -torch.sqrt(-2 * tail - torch.log(-4 * math.pi * tail))
+    for _ in range(_NEWTON_STEPS):
+        in_tail = _newton(tail, in_tail)
+    z = _newton(target, _newton(target, torch.where(body, in_body, in_tail)))
     log_theta = mu.double() + sigma * torch.where(flip, -z, z)
     return log_theta.clamp(low, high).to(mu.dtype)
 
@@ -161,17 +167,6 @@ def log_sample(mu: Tensor, log_sigma: Tensor, low: float, high: float, noise: Te
 def _newton(target: Tensor, z: Tensor) -> Tensor:
     log_cdf = _log_cdf(z)
     return z - (log_cdf - target) * torch.exp(log_cdf - _log_density(z))
-
-
-def _quantile(log_cdf: Tensor) -> Tensor:
-    """Phi^-1(exp(log_cdf)) without gradient, also where the exponential underflows."""
-    body = log_cdf > -10.0
-    in_body = torch.special.ndtri(torch.where(body, log_cdf, -10.0).exp().clamp(max=1 - 1e-16))
-    tail = torch.where(body, -10.0, log_cdf)
-    in_tail = -torch.sqrt(-2 * tail - torch.log(-4 * math.pi * tail))
-    for _ in range(_NEWTON_STEPS):
-        in_tail = _newton(tail, in_tail)
-    return torch.where(body, in_body, in_tail)
 
 
 def _bounds(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop._core.checks import check_tensor
+from vardrop._core.checks import check_shape
 from vardrop._core.errors import VardropError
 
 
@@ -88,7 +88,7 @@ class Likelihood(nn.Module, ABC):
 
     def check_target(self, mean: Tensor, y: Tensor) -> None:
         """Raise an error for a target that does not fit locations (N, ...)."""
-        check_same_shape("y", y, mean.shape)
+        check_shape("y", y, mean.shape, "prediction")
 
     def check_outcomes(self, shape: torch.Size) -> None:
         """Raise an error for outputs (N, ...) that this likelihood has no meaning for."""
@@ -124,13 +124,3 @@ class Likelihood(nn.Module, ABC):
 def sum_targets(values: Tensor, leading: int) -> Tensor:
     """Sums over the axes after the first `leading` ones."""
     return values.flatten(leading).sum(leading) if values.dim() > leading else values
-
-
-def check_same_shape(name: str, y: Tensor, expected: torch.Size) -> None:
-    """Raise an error for a target of another shape than the prediction."""
-    check_tensor(name, y)
-    if y.shape != expected:
-        raise VardropError(
-            f"Expected `{name}` to have the shape {tuple(expected)} of the prediction, but got "
-            f"{tuple(y.shape)}: broadcasting would mix examples. Reshape the target."
-        )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vardrop._core.checks import check_number, check_tensor, check_type, describe_value
+from vardrop._core.checks import check_number, check_shape, check_tensor, check_type, describe_value
 from vardrop._core.errors import VardropError
 from vardrop.functional import generator
-from vardrop.likelihoods.base import Likelihood, Parts, TeacherOutput, check_same_shape, sum_targets
+from vardrop.likelihoods.base import Likelihood, Parts, TeacherOutput, sum_targets
 
 
 class _OfClasses(Likelihood):
@@ -30,9 +29,9 @@ class _OfClasses(Likelihood):
     def _logits(self, output: Tensor) -> Tensor:
         return output if self.temperature == 1 else output / self.temperature
 
-    @abstractmethod
     def _log_probs(self, logits: Tensor) -> Tensor:
         """The log-probability of every outcome, along the class axis."""
+        return functional.log_softmax(logits, self.class_axis)
 
     def distillation_loss(
         self, output: Tensor, teacher: TeacherOutput, temperature: float
@@ -93,9 +92,6 @@ class Categorical(_OfClasses):
         )
         return total / len(output)
 
-    def _log_probs(self, logits: Tensor) -> Tensor:
-        return functional.log_softmax(logits, self.class_axis)
-
     def valid_mask(self, y: Tensor) -> Tensor:
         """True for targets (N, ...) that count."""
         return y != self.ignore_index
@@ -115,12 +111,7 @@ class Categorical(_OfClasses):
         tensor([[   3,    1, -100]])
         """
         check_tensor("y", y)
-        check_tensor("mask", mask)
-        if mask.shape != y.shape:
-            raise VardropError(
-                f"Expected `mask` to have the shape {tuple(y.shape)} of the targets, but got "
-                f"{tuple(mask.shape)}. Mask each target."
-            )
+        check_shape("mask", mask, y.shape, "y")
         targets = y.masked_fill(mask == 0, self.ignore_index)
         self.check_valid(targets)
         return targets
@@ -185,10 +176,9 @@ class Categorical(_OfClasses):
         valid = y[self.valid_mask(y)]
         low, high = (int(valid.min()), int(valid.max())) if valid.numel() else (0, 0)
         if low < 0 or high >= classes:
-            wrong = low if low < 0 else high
             raise VardropError(
-                f"Expected `y` to be classes from 0 to {classes - 1}, but got {wrong}. "
-                "The output of the model has no such class."
+                f"Expected `y` to be classes from 0 to {classes - 1}, but got "
+                f"{low if low < 0 else high}. The output of the model has no such class."
             )
         self.check_valid(y)
 
@@ -224,7 +214,7 @@ class Bernoulli(_OfClasses):
 
     def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
         """log sigmoid(draw / T) of a one, log sigmoid(-draw / T) of a zero."""
-        check_same_shape("target", y, draws.shape[1:])
+        check_shape("target", y, draws.shape[1:], "output")
         target, logits = y.to(draws.dtype).expand_as(draws), self._logits(draws)
         return -functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
 

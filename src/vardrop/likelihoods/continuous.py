@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.checks import check_number, check_type
+from vardrop._core.checks import check_number, check_shape, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.sharding import full_tensor
 from vardrop.functional import standard_normal
 from vardrop.functional.normal import LOG_2PI
-from vardrop.likelihoods.base import Likelihood, Parts, TeacherOutput, check_same_shape
+from vardrop.likelihoods.base import Likelihood, Parts, TeacherOutput
 
 
 class Gaussian(Likelihood):
@@ -54,7 +54,7 @@ class Gaussian(Likelihood):
 
     def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
         """log N(y; draw, std^2)."""
-        check_same_shape("target", y, draws.shape[1:])
+        check_shape("target", y, draws.shape[1:], "output")
         z = (y - draws) * torch.exp(-self.log_std)
         return -(0.5 * (z.square() + LOG_2PI) + self.log_std)
 
@@ -107,7 +107,7 @@ class HeteroscedasticGaussian(Likelihood):
     def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
         """log N(y; mean, variance)."""
         mean, log_variance = self._split(draws)
-        check_same_shape("target", y, mean.shape[1:])
+        check_shape("target", y, mean.shape[1:], "output")
         square = (y - mean).square() * torch.exp(-log_variance)
         return -0.5 * (square + log_variance + LOG_2PI)
 

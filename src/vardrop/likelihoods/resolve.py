@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from vardrop._core.checks import check_net, describe_value
+from vardrop._core.checks import check_net, check_type
 from vardrop._core.errors import VardropError
 from vardrop.likelihoods.base import Likelihood
 from vardrop.likelihoods.categorical import Categorical
@@ -56,15 +56,8 @@ def resolve_likelihood(
     if hasattr(model, "likelihood") and hasattr(model, "net"):
         meaning = model.likelihood if meaning is None else meaning
         model = model.net
-    if not isinstance(model, nn.Module):
-        raise VardropError(
-            f"Expected `net` to be a torch.nn.Module or an ELBO, but got {describe_value(net)}."
-        )
-    if meaning is None:
-        meaning = Categorical()
-    if not isinstance(meaning, Likelihood):
-        raise VardropError(
-            "Expected `likelihood` to be one of vardrop's, such as vardrop.Categorical(), but got "
-            f"{describe_value(meaning)}. Pass likelihood= what the output means."
-        )
+    check_type("net", model, nn.Module, "a torch.nn.Module or an ELBO")
+    meaning = Categorical() if meaning is None else meaning
+    wanted = "one of vardrop's, such as vardrop.Categorical()"
+    check_type("likelihood", meaning, Likelihood, wanted, "Pass likelihood= what the output means.")
     return model, meaning

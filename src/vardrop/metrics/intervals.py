@@ -59,37 +59,26 @@ def class_scores(probs: Tensor, log_probs: Tensor, y: Tensor) -> dict[str, Weigh
     truth, predicted = one_hot(y, classes).double(), one_hot(probs.argmax(1), classes).double()
     correct = truth * predicted
 
-    def balanced_accuracy(weights: Tensor) -> Tensor:
-        return (weights @ correct / (weights @ truth)).nanmean(1)
-
-    def f1(weights: Tensor) -> Tensor:
-        both = weights @ truth + weights @ predicted
-        return (2 * (weights @ correct) / both).nanmean(1)
-
     def auroc(weights: Tensor) -> Tensor:
-        compared = range(classes if classes > 2 else 1)  # the areas of two classes are equal
-        areas = [_area(probs[:, k], truth[:, k], weights) for k in compared]
+        areas = []  # under the ROC curve of each class. Ties count half
+        for k in range(classes if classes > 2 else 1):  # the areas of two classes are equal
+            ascending, order = probs[:, k].sort()
+            positive = weights[:, order] * truth[order, k]
+            below = pad((weights[:, order] - positive).cumsum(1), (1, 0))
+            first = torch.searchsorted(ascending, ascending)
+            last = torch.searchsorted(ascending, ascending, right=True)
+            twice_wins = (positive * (below[:, first] + below[:, last])).sum(1)
+            areas.append(twice_wins / (2 * positive.sum(1) * below[:, -1]))
         return torch.stack(areas, 1).nanmean(1)
 
     return {
         "accuracy": average(correct.sum(1)),
-        "balanced_accuracy": balanced_accuracy,
+        "balanced_accuracy": lambda w: (w @ correct / (w @ truth)).nanmean(1),
         "auroc": auroc,
-        "f1": f1,
+        "f1": lambda w: (2 * (w @ correct) / (w @ truth + w @ predicted)).nanmean(1),
         "nll": average(-log_probs),
         "brier": average((probs - truth).square().sum(1)),
     }
-
-
-def _area(scores: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
-    """The area under the ROC curve for each row of weights. Ties count half."""
-    ascending, order = scores.sort()
-    positive = weights[:, order] * truth[order]
-    below = pad((weights[:, order] - positive).cumsum(1), (1, 0))
-    first = torch.searchsorted(ascending, ascending)
-    last = torch.searchsorted(ascending, ascending, right=True)
-    losers = below[:, first] + below[:, last]
-    return (positive * losers).sum(1) / (2 * positive.sum(1) * below[:, -1])
 
 
 def number_scores(
@@ -118,17 +107,16 @@ def number_scores(
 
 
 def bootstrap(
-    scores: Mapping[str, WeightedScore], rows: int, weight: Tensor | None = None, seed: int = 0
+    scores: Mapping[str, WeightedScore], rows: int, weight: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Scores of 1000 resamples of the examples, or of 200 with more than 5000 examples.
 
-    The resamples are the same at every call with the same seed.
+    The resamples are the same at every call.
 
     Args:
         scores: weighted scores by name.
         rows: the number of examples.
         weight: weights of the examples, shape (rows,). One if None.
-        seed: of the resamples.
 
     Returns:
         One score per resample, by name.
@@ -137,7 +125,7 @@ def bootstrap(
     >>> bool((draws.std() - 2.89).abs() < 0.2)  # the standard deviation of the examples over 10
     True
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     resampled: dict[str, list[Tensor]] = {name: [] for name in scores}
     weight = torch.ones(rows).double() if weight is None else weight.double().flatten()
     draws = _DRAWS if rows <= _MANY else _FEWER
@@ -168,9 +156,7 @@ def bootstrap_estimate(value: float, draws: Tensor) -> Estimate:
 
 
 def repetition_estimate(
-    values: Sequence[float],
-    ratio: float = 0.0,
-    bounds: tuple[float, float] = (-math.inf, math.inf),
+    values: Sequence[float], ratio: float = 0.0, bounds: tuple[float, float] = (-math.inf, math.inf)
 ) -> Estimate:
     """The mean of repetitions, its standard error s / sqrt(n), and Student's interval.
 

@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor
 
+from vardrop._core.checks import check_shape
 from vardrop._core.errors import VardropError
-from vardrop.metrics.validate import check_shape, check_values, weighted_mean
+from vardrop.metrics.validate import check_values, weighted_mean
 
 
 def crps_gaussian(mean: Tensor, std: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_tensor
+from vardrop._core.checks import check_shape, check_tensor
 from vardrop._core.errors import VardropError
 
 _SHAPES = {1: "(N,)", 2: "(N, K)"}
@@ -58,16 +58,6 @@ def check_values(
     return values.to(torch.promote_types(values.dtype, torch.float32)).contiguous()
 
 
-def check_shape(name: str, values: Tensor, expected: torch.Size, reference: str) -> None:
-    """Raise an error unless `values` has the shape of the `reference` argument."""
-    check_tensor(name, values)
-    if values.shape != expected:
-        raise VardropError(
-            f"Expected `{name}` to have shape {tuple(expected)} to match `{reference}`, "
-            f"but got shape {tuple(values.shape)}. Reshape or expand one of the two."
-        )
-
-
 def check_weight(weight: Tensor, values: Tensor) -> Tensor:
     """Return weights of examples in the type of the values, one weight per value."""
     weight = check_values("weight", weight, finite=True)
@@ -89,8 +79,18 @@ def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
     return (values * weight).sum() / weight.sum()
 
 
-def check_labels(y: Tensor, examples: int, classes: int) -> None:
-    """Raise an error unless `y` holds one class index below `classes` per example."""
+def check_classification(
+    probs: Tensor, y: Tensor, logarithms: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return class probabilities in at least single precision and labels as int64.
+
+    Args:
+        probs: probabilities or their logarithms, shape (N, K).
+        y: class indices, shape (N,).
+        logarithms: whether `probs` are logarithms.
+    """
+    scores = check_probabilities("log_probs" if logarithms else "probs", probs, 2, logarithms)
+    examples, classes = scores.shape
     check_tensor("y", y)
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise VardropError(
@@ -108,21 +108,6 @@ def check_labels(y: Tensor, examples: int, classes: int) -> None:
             f"Expected `y` to hold labels from 0 to {classes - 1}, but got labels from {low} to "
             f"{high}. Drop the examples with an ignore label, or renumber the classes from zero."
         )
-
-
-def check_classification(
-    probs: Tensor, y: Tensor, logarithms: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return class probabilities in at least single precision and labels as int64.
-
-    Args:
-        probs: probabilities or their logarithms, shape (N, K).
-        y: class indices, shape (N,).
-        logarithms: whether `probs` are logarithms.
-    """
-    name = "log_probs" if logarithms else "probs"
-    scores = check_probabilities(name, probs, 2, logarithms)
-    check_labels(y, *scores.shape)
     return scores, y.long()
 
 

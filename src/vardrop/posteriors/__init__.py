@@ -17,6 +17,4 @@ from vardrop.posteriors.base import Axes as Axes, Noise as Noise, Posterior as P
 from vardrop.posteriors.base import Sharing as Sharing, Tensors as Tensors
 from vardrop.posteriors.base import check_drop_rate as check_drop_rate
 from vardrop.posteriors.base import check_log_variance as check_log_variance
-from vardrop.posteriors.bernoulli import *  # noqa: F403 - what a file names in __all__ is public
-from vardrop.posteriors.gaussian import *  # noqa: F403
-from vardrop.posteriors.zero_mean import *  # noqa: F403
+from vardrop.posteriors.distributions import *  # noqa: F403 - what it names in __all__ is public

@@ -13,7 +13,7 @@ from torch import Tensor
 from vardrop._core.checks import check_number, describe_value
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
-from vardrop.functional import normal_entropy, standard_normal
+from vardrop.functional import log_square, normal_entropy, standard_normal
 
 Tensors = Mapping[str, Tensor]
 Sharing = Literal["weight", "input", "output", "layer"]
@@ -89,6 +89,11 @@ class Posterior(Value, ABC):
         return False
 
     @property
+    def learned(self) -> bool:
+        """Whether the noise tensors are parameters, not buffers."""
+        return True
+
+    @property
     def noise_per(self) -> Sharing | None:
         """Which weights share one noise number, or None if the posterior does not declare it."""
         return "weight" if self.gaussian else None
@@ -107,11 +112,6 @@ class Posterior(Value, ABC):
             units = (*axes.input, *axes.output)
             return all(n == 1 for i, n in enumerate(weight.shape) if i not in units)
         return self.noise_per == "weight"
-
-    @property
-    def learned(self) -> bool:
-        """Whether the noise tensors are parameters, not buffers."""
-        return True
 
     @abstractmethod
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
@@ -163,7 +163,6 @@ class Posterior(Value, ABC):
             The perturbations of the weights.
         """
 
-    @abstractmethod
     def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
         """log(Var w / (E w)^2), broadcastable to the shape of `weight`.
 
@@ -174,6 +173,7 @@ class Posterior(Value, ABC):
         Returns:
             The ratios.
         """
+        return self.log_variance(weight, tensors) - log_square(weight)
 
     def log_variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
         """log Var w. Override it if the variance itself may underflow.

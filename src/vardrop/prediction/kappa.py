@@ -23,6 +23,7 @@ from vardrop._core.calls import (
 )
 from vardrop._core.checks import check_integer
 from vardrop._core.errors import VardropError, report_arguments
+from vardrop._core.modules import evaluating
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
 from vardrop.functional.random import (
     GeneratorNoise,
@@ -30,7 +31,7 @@ from vardrop.functional.random import (
     resolve_seed,
     restore_state_on_error,
 )
-from vardrop.noisy import NoisyTensor, evaluating, noisy_weights, sampling
+from vardrop.noisy import NoisyTensor, noisy_weights, sampling
 
 
 def example_cross_entropy(output: Tensor, target: Tensor) -> Tensor:

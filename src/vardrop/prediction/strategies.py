@@ -31,9 +31,10 @@ from vardrop._core.calls import (
     clone_batch,
     num_examples,
 )
+from vardrop._core.modules import evaluating
 from vardrop._core.sharding import forward_method
 from vardrop.functional import GeneratorNoise, draw_from, noise_source
-from vardrop.noisy import evaluating, sampling
+from vardrop.noisy import sampling
 from vardrop.prediction.eval_copy import (
     compute_variances,
     make_eval_copy,

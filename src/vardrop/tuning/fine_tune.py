@@ -23,10 +23,10 @@ from vardrop._core.calls import (
 )
 from vardrop._core.checks import check_integer, check_net, check_number, check_type
 from vardrop._core.errors import VardropError, report_arguments
-from vardrop._core.modules import hooks
+from vardrop._core.modules import hooks, training_mode
 from vardrop.conversion import revert
 from vardrop.likelihoods import Categorical, Likelihood
-from vardrop.noisy import has_noise, noisy_weights, training_mode
+from vardrop.noisy import has_noise, noisy_weights
 from vardrop.objective import ELBO, parameter_groups
 from vardrop.prediction import fit_log_scale, predict
 from vardrop.tuning.batches import check_batch, check_rereadable

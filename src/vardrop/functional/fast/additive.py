@@ -77,7 +77,7 @@ class _AdditiveWeights(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         variance = log_sigma2.exp()
         ctx.divergence = divergence
-        ctx.save_for_backward(weight, variance, *hyper)
+        ctx.save_for_backward(weight, log_sigma2, variance, *hyper)
         ctx.set_materialize_grads(False)
         return weight.detach(), variance, weight.new_zeros(())
 
@@ -88,13 +88,16 @@ class _AdditiveWeights(torch.autograd.Function):
         to_variance: Tensor | None,
         to_kl: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        weight, variance, *hyper = ctx.saved_tensors
+        weight, log_sigma2, variance, *hyper = ctx.saved_tensors
         if to_kl is None:
             to_log_sigma2 = None if to_variance is None else to_variance * variance
             return None, to_mean, to_log_sigma2, *(None for _ in hyper)
-        if torch.is_grad_enabled():  # a second derivative needs expressions without in-place writes
-            to_weight, to_log_sigma2, *rest = ctx.divergence.gradients(
-                weight, variance, to_kl, *hyper
+        if torch.is_grad_enabled():  # a second derivative cannot follow writes in place
+            tensors = weight, log_sigma2, *hyper
+            inputs = [t if t.requires_grad else t.detach().requires_grad_() for t in tensors]
+            kl = ctx.divergence.expression(*inputs)
+            to_weight, to_log_sigma2, *rest = torch.autograd.grad(
+                kl, inputs, to_kl, create_graph=True
             )
             return (
                 None,
@@ -106,8 +109,10 @@ class _AdditiveWeights(torch.autograd.Function):
             like_layout(torch.zeros_like(weight) if grad is None else grad, weight)
             for grad in (to_mean, to_variance)
         )
-        tensors = weight, variance, float(to_kl), to_mean, to_variance
-        return None, to_mean, to_variance, *ctx.divergence.add_gradients(*tensors)
+        to_hyper = ctx.divergence.add_gradients(
+            weight, variance, float(to_kl), to_mean, to_variance
+        )
+        return None, to_mean, to_variance, *to_hyper
 
 
 def additive_weights(

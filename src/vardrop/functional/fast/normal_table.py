@@ -60,21 +60,16 @@ def _look_up(count: int, generator: torch.Generator | None = None) -> Tensor:
         bits.random_(-(2**63), None, generator=generator)
         places.copy_(bits.view(torch.uint16))
         torch.index_select(_NORMALS, 0, places[: piece.numel()], out=piece)
-    return _add_tails(numbers, generator)
-
-
-def _add_tails(numbers: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw a few of the numbers again, from beyond the table."""
-    count = len(numbers)
-    # The places of the tails: their distances are geometric. Sixteen, and eight standard
-    # deviations, more than expected are enough for all of them but once in 1e15 calls.
+    # A few of the numbers are drawn again, from beyond the table. The distances of their places are
+    # geometric. Sixteen, and eight standard deviations, more than expected are enough for all of
+    # them but once in 1e15 calls.
     most = int(count * _TAIL + 8 * math.sqrt(count * _TAIL)) + 16
     distances = torch.empty(most, dtype=torch.float64, device="cpu")
-    places = distances.geometric_(_TAIL, generator=generator).cumsum_(0)
-    inside = int((places <= count).sum())
+    tail_places = distances.geometric_(_TAIL, generator=generator).cumsum_(0)
+    inside = int((tail_places <= count).sum())
     u = torch.rand(inside, dtype=torch.float64, device="cpu", generator=generator).sub_(0.5)
     tails = torch.special.ndtri(u.abs() * _TAIL).copysign_(u).float()
-    return numbers.index_copy_(0, places[:inside].long().sub_(1), tails)
+    return numbers.index_copy_(0, tail_places[:inside].long().sub_(1), tails)
 
 
 # A compiler that saw the look-up would put it into loops over weights, which it then runs one

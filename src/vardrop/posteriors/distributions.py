@@ -1,26 +1,34 @@
-"""Gaussian posteriors: additive noise and multiplicative noise."""
+"""Gaussian posteriors with additive or multiplicative noise, variance layers, and dropout."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from vardrop._core.errors import VardropError
-from vardrop.functional import clamp_with_gradient, log_square, to_float32_or_wider
+from vardrop.functional import (
+    clamp_with_gradient,
+    log_square,
+    random_signs,
+    to_float32_or_wider,
+    uniform,
+)
 from vardrop.posteriors.base import (
     Axes,
+    Noise,
     Posterior,
     Sharing,
     Tensors,
+    check_drop_rate,
     check_log_variance,
     shared_shape,
 )
 
-__all__ = ["AdditiveGaussian", "MultiplicativeGaussian"]
+__all__ = ["AdditiveGaussian", "Bernoulli", "MultiplicativeGaussian", "ZeroMean"]
 
 
 @dataclass(frozen=True)
@@ -76,10 +84,6 @@ class AdditiveGaussian(Posterior):
     def perturbation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
         """exp(log_sigma2 / 2) noise."""
         return torch.exp(0.5 * to_float32_or_wider(tensors["log_sigma2"])) * noise
-
-    def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
-        """log_sigma2 - log weight^2."""
-        return to_float32_or_wider(tensors["log_sigma2"]) - log_square(weight)
 
 
 @dataclass(frozen=True)
@@ -140,3 +144,125 @@ class MultiplicativeGaussian(Posterior):
         return to_float32_or_wider(
             clamp_with_gradient(tensors["log_alpha"], -math.inf, math.log(self.max_alpha))
         )
+
+
+@dataclass(frozen=True)
+class ZeroMean(Posterior):
+    """w = sigma * noise with mean zero: everything is stored in the variance.
+
+    The signed `sigma` starts at the weights of the layer.
+
+    Args:
+        noise: `gaussian` (variance sigma^2), `sign` (+-sigma) or `uniform` (U(-sigma, sigma), so
+            variance sigma^2 / 3).
+
+    >>> import torch
+    >>> q = ZeroMean(noise="uniform")
+    >>> q.variance(torch.zeros(1), {"sigma": torch.tensor([3.0])})
+    tensor([3.])
+
+    Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks", sec. 3.
+    """
+
+    noise: Noise = "gaussian"
+    zero_mean: ClassVar[bool] = True
+    noise_per: ClassVar[Sharing] = "weight"
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether the noise is normal."""
+        return self.noise == "gaussian"
+
+    def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
+        """sigma, one per weight, at the weights of the layer."""
+        return {"sigma": to_float32_or_wider(weight.detach()).clone()}
+
+    def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """sigma^2, or sigma^2 / 3 for uniform noise."""
+        square = to_float32_or_wider(tensors["sigma"]).square()
+        return square / 3 if self.noise == "uniform" else square
+
+    def log_variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """log sigma^2, less log 3 for uniform noise."""
+        log_square_sigma = log_square(tensors["sigma"])
+        return log_square_sigma - math.log(3) if self.noise == "uniform" else log_square_sigma
+
+    def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
+        """Normal numbers, signs, or numbers from U(-1, 1)."""
+        shape = (*batch, *weight.shape)
+        if self.noise == "sign":
+            return random_signs(shape, weight)
+        if self.noise == "uniform":
+            return (uniform(shape, weight) * 2 - 1).to(weight.dtype)
+        return super().draw(weight, axes, batch)
+
+    def perturbation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        """sigma noise."""
+        return tensors["sigma"] * noise
+
+    def sample(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        """sigma noise, without the sum with zero."""
+        return (tensors["sigma"] * noise).to(weight.dtype)
+
+    def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """Infinity: there is no mean."""
+        return torch.full_like(weight, math.inf)
+
+
+@dataclass(frozen=True)
+class Bernoulli(Posterior):
+    """w = weight * mask / (1 - drop_rate): the weight-space form of dropout.
+
+    Args:
+        drop_rate: the probability that a weight is dropped.
+        per: "weight" is DropConnect. "input" drops all weights of an input together, which is
+            dropout on that input.
+
+    >>> import torch
+    >>> q = Bernoulli(drop_rate=0.5)
+    >>> q.variance(torch.tensor([2.0]), {})
+    tensor([4.])
+
+    Wan et al. 2013, "Regularization of neural networks using DropConnect"; Gal & Ghahramani 2016.
+    """
+
+    drop_rate: float = 0.5
+    per: Literal["weight", "input"] = "weight"
+    symmetric: ClassVar[bool] = False  # masks are skewed
+    learned: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_drop_rate(self.drop_rate)
+
+    @property
+    def noise_per(self) -> Sharing:
+        """One mask per weight or per input."""
+        return self.per
+
+    def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
+        """No tensors: the rate is a number."""
+        return {}
+
+    def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """weight^2 drop_rate / (1 - drop_rate)."""
+        return to_float32_or_wider(weight).square() * (self.drop_rate / (1 - self.drop_rate))
+
+    def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
+        """mask / (1 - drop_rate), 0 or 1 / (1 - drop_rate)."""
+        shape = (*batch, *shared_shape(weight, axes, self.per))
+        mask = uniform(shape, weight) >= self.drop_rate
+        return mask.to(weight.dtype) / (1 - self.drop_rate)
+
+    def perturbation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        """weight (noise - 1)."""
+        return weight * (noise - 1)
+
+    def sample(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        """weight noise."""
+        return weight * noise
+
+    def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """log(drop_rate / (1 - drop_rate)), one number for all weights."""
+        alpha = self.drop_rate / (1 - self.drop_rate)
+        return weight.new_full((1,) * weight.dim(), math.log(alpha) if alpha else -math.inf)
