@@ -278,7 +278,7 @@ REFUSED = {
     "no date": (with_column("more", lambda i: "soon" if i == 9 else f"2021-03-{i % 28 + 1:02d}"), {}, "'soon' in row 10"),
     "a name twice": (lines(head=("size", "size ", "price")), {}, "columns of .* with different names, but got 'size' more than once"),
     "the target twice": (lines(head=("size", "price", "price")), {}, "columns of .* with different names, but got 'price' more than once"),
-    "no header": ("\n".join(f"{i},{i * 2},{i * 3}" for i in range(30)), {}, "numbers: 0, 0.1, 0.2. Put a line"),
+    "no header": ("\n".join(f"{i},{i * 2},{i * 3}" for i in range(30)), {}, "numbers: 0, 0, 0. Put a line"),
     "a hole in the target": (lines().replace("3.25", "", 1), {}, "row 2 has none"),
     "no target": (HOUSES, {"target": None}, "a target for .*t.csv, but got none. Name one of 'area', 'town'"),
     "unknown target": (HOUSES, {"target": "cost"}, "the column 'cost', but it has 'area'"),

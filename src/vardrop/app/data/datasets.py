@@ -14,9 +14,9 @@ from torch import Tensor
 from vardrop._core.checks import LARGEST_WEIGHT, check_integer, check_type, suggest
 from vardrop._core.errors import VardropError, import_optional
 from vardrop.app.data.images import Images, ImageSet, idx_set, load_cifar10
-from vardrop.app.data.inputs import KINDS, Table, Tensors, read_input
-from vardrop.app.data.preprocessing import Task, label, to_days, to_numbers, to_tensor
-from vardrop.app.data.splits import PARTS, Dataset, Part, Roles, checksum, read_parts, split_rows
+from vardrop.app.data.inputs import KINDS, Table, Tensors, checksum, read_input
+from vardrop.app.data.preprocessing import Task, check_cells, label, to_days, to_numbers
+from vardrop.app.data.splits import PARTS, Dataset, Part, Roles, split_rows
 from vardrop.app.data.tables import SUFFIXES, check_columns, fit_preprocessing, infer_task, is_table
 
 if TYPE_CHECKING:
@@ -65,16 +65,11 @@ def register_dataset(name: str, load: Callable[[], Source]) -> None:
     >>> vd.load_dataset("steps").sizes
     {'train': 7, 'validation': 1, 'test': 2}
     """
-    if not isinstance(name, str) or name in dataset_names() or is_table(name):
+    if not isinstance(name, str) or name in (*DATASETS, *_REGISTERED) or is_table(name):
         raise VardropError(f"Expected `name` to be a new name, but got {name!r}.")
     if not callable(load):
         raise VardropError(f"Expected `load` to be a function, but got {load!r}.")
     _REGISTERED[name] = load
-
-
-def dataset_names() -> tuple[str, ...]:
-    """The names that `load_dataset` accepts, registered data sets included."""
-    return (*DATASETS, *_REGISTERED)
 
 
 def load_dataset(
@@ -134,9 +129,10 @@ def load_dataset(
     elif name in _REGISTERED:
         parts["train"] = _REGISTERED[name]()
     elif name is not None and not is_table(name):
-        names, endings = ", ".join(dataset_names()), ", ".join(SUFFIXES)
-        problem = f"Expected data to be one of {names}, or a file that ends in {endings}, but got "
-        raise VardropError(f"{problem}{name!r}.{suggest(name, dataset_names())}")
+        names, endings = (*DATASETS, *_REGISTERED), ", ".join(SUFFIXES)
+        wanted_names = f"one of {', '.join(names)}, or a file that ends in {endings}"
+        problem = f"Expected data to be {wanted_names}, but got {name!r}."
+        raise VardropError(problem + suggest(name, names))
     for kind in {type(d) for d in parts.values() if not isinstance(d, str | Path | None)}:
         _check_roles(wanted, _MARKS, f"data of the type {kind.__name__}")
     return _join(parts, wanted, seed, name, "test" if test is False else None)
@@ -197,13 +193,17 @@ def _join(
 
 
 def _split_table(
-    data: Table, roles: Roles, seed: int, parts: Sequence[str | None] | None, without: str | None
+    data: Table, roles: Roles, seed: int, parts: Sequence[str] | None, without: str | None
 ) -> Dataset:
     table, name, checksum_, target = data
     target = check_columns(table, dataclasses.replace(roles, target=target), name)
     task, note = (roles.task, "") if roles.task else infer_task(table[target], name)
     if roles.split is not None:
-        parts = read_parts(table[roles.split], roles.split, name)
+        cells = table[roles.split].astype(object)
+        texts = cells.where(cells.notna(), "train").astype(str).str.strip().str.lower()
+        wanted = f"train, validation or test in column '{roles.split}' of {name}"
+        check_cells(cells, ~texts.isin(PARTS), wanted)
+        parts = texts.tolist()
     stratified = task == "classification" and roles.stratify
     classes = _codes(table[target].map(label)) if stratified else None
     groups = None if roles.group is None else _codes(table[roles.group])
@@ -236,13 +236,13 @@ def _times(column: pandas.Series, roles: Roles, source: str) -> Tensor:
     if bool(column.isna().any()):
         raise VardropError(f"Expected a time in every row of column '{column.name}' of {source}.")
     if import_optional("pandas").api.types.is_numeric_dtype(column):
-        return to_tensor(to_numbers(column, source))
+        return to_numbers(column, source)
     return to_days(column, roles.date_format, source)
 
 
 def row_weights(column: pandas.Series, source: str) -> Tensor:
     """The weight of each row, (N,)."""
-    weights = to_tensor(to_numbers(column, source)).float()
+    weights = to_numbers(column, source).float()
     fits = bool(((weights >= 0) & (weights <= LARGEST_WEIGHT)).all())
     if not fits or float(weights.max()) < 1 / LARGEST_WEIGHT:
         name = f"column '{column.name}' of {source}"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset as TorchDataset
 
 from vardrop._core.errors import VardropError, import_optional
-from vardrop.app.data.splits import Roles, checksum
+from vardrop.app.data.splits import Roles
 from vardrop.app.data.tables import check_frame, read_table
 
 if TYPE_CHECKING:
@@ -166,4 +166,13 @@ def _hash(frame: pandas.DataFrame) -> str:
     hashed = import_optional("pandas").util.hash_pandas_object(frame.astype(mixed), index=False)
     described = ",".join(f"{name}:{kind}" for name, kind in frame.dtypes.items())
     digest = hashlib.sha256(described.encode() + hashed.to_numpy().tobytes())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def checksum(*tensors: Tensor) -> str:
+    """SHA-256 of tensors: their types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return f"sha256:{digest.hexdigest()}"

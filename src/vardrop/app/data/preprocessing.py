@@ -37,6 +37,7 @@ class NumberColumn:
     With `missing` a second column marks the missing values.
     """
 
+    kind = "number"
     name: str
     median: float
     mean: float
@@ -50,9 +51,10 @@ class NumberColumn:
 
     def apply(self, cells: pandas.Series, source: str) -> Tensor:
         """The columns of the tensor, (N, width)."""
-        numbers = to_tensor(to_numbers(cells, source))
-        scaled = (torch.where(numbers.isnan(), self.median, numbers) - self.mean) / self.std
-        return _stack([scaled], numbers.isnan(), self.missing)
+        numbers = to_numbers(cells, source)
+        gaps = numbers.isnan()
+        scaled = (torch.where(gaps, self.median, numbers) - self.mean) / self.std
+        return torch.stack([scaled, gaps][: self.width], 1).float()
 
     def __str__(self) -> str:
         return f"median {self.median:.4g}{', with missing values' if self.missing else ''}"
@@ -66,6 +68,7 @@ class CategoryColumn:
     There 0 is a missing or unknown category.
     """
 
+    kind = "category"
     name: str
     categories: tuple[str, ...]
     embedded: bool = False
@@ -100,6 +103,7 @@ class DateColumn:
     the day too. With `missing` a last column marks the missing values.
     """
 
+    kind = "date"
     name: str
     mean: float
     std: float
@@ -120,21 +124,19 @@ class DateColumn:
     def apply(self, cells: pandas.Series, source: str) -> Tensor:
         """The columns of the tensor, (N, width)."""
         days = to_days(cells, self.date_format, source)
-        filled = torch.where(days.isnan(), self.mean, days)
+        gaps = days.isnan()
+        filled = torch.where(gaps, self.mean, days)
         angles = [2 * math.pi * filled / period for period in self.periods]
         waves = [wave for angle in angles for wave in (angle.sin(), angle.cos())]
-        return _stack([(filled - self.mean) / self.std, *waves], days.isnan(), self.missing)
+        parts = [(filled - self.mean) / self.std, *waves, gaps]
+        return torch.stack(parts[: self.width], 1).float()
 
     def __str__(self) -> str:
         return f"{self.date_format or 'ISO 8601'}{', with hours' if self.hours else ''}"
 
 
 Column = NumberColumn | CategoryColumn | DateColumn
-_KINDS: dict[str, type[Column]] = {
-    "number": NumberColumn,
-    "category": CategoryColumn,
-    "date": DateColumn,
-}
+_KINDS: dict[str, type[Column]] = {column.kind: column for column in get_args(Column)}
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ class Preprocessing:
     def targets(self, cells: pandas.Series, source: str) -> Tensor:
         """Class numbers (N,), or scaled numbers (N, 1)."""
         if self.task == "regression":
-            numbers = to_tensor(to_numbers(cells, source))
+            numbers = to_numbers(cells, source)
             return ((numbers - self.target_mean) / self.target_std).float().unsqueeze(1)
         index = {name: i for i, name in enumerate(self.classes)}
         codes = torch.tensor([index.get(label(cell), -1) for cell in cells])
@@ -222,8 +224,7 @@ class Preprocessing:
 
     def to_json(self) -> dict[str, Any]:
         """The preprocessing as plain dictionaries."""
-        kinds = {kind: name for name, kind in _KINDS.items()}
-        columns = [{"kind": kinds[type(c)], **asdict(c)} for c in self.columns]
+        columns = [{"kind": c.kind, **asdict(c)} for c in self.columns]
         return {"version": VERSION, **asdict(self), "columns": columns}
 
     @classmethod
@@ -268,15 +269,6 @@ def _tuples(stored: Any) -> Any:
     return tuple(map(_tuples, stored)) if isinstance(stored, list) else stored
 
 
-def to_tensor(column: pandas.Series) -> Tensor:
-    """A column of numbers in double precision."""
-    return torch.tensor(column.to_numpy(dtype="float64", copy=True), dtype=torch.float64)
-
-
-def _stack(parts: list[Tensor], missing: Tensor, marked: bool) -> Tensor:
-    return torch.stack([*parts, *([missing.double()] if marked else [])], 1).float()
-
-
 def label(cell: object) -> str:
     """The name of a class: whole numbers without a fraction, so that 1 and 1.0 are one class."""
     return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell)
@@ -291,13 +283,13 @@ def is_number(text: str) -> bool:
     return True
 
 
-def to_numbers(column: pandas.Series, source: str) -> pandas.Series:
-    """A column as floats, missing cells as NaN. An error shows cells that are not numbers."""
+def to_numbers(column: pandas.Series, source: str) -> Tensor:
+    """A column in double precision, NaN for missing cells. An error shows other cells."""
     numbers = import_optional("pandas").to_numeric(column, errors="coerce").astype("float64")
     wrong = (numbers.isna() & column.notna()) | numbers.isin([math.inf, -math.inf])
     remedy = "Set `decimal` or `thousands` of the file (--decimal, --thousands), or correct them."
     check_cells(column, wrong, f"numbers in column '{column.name}' of {source}", remedy)
-    return numbers
+    return torch.tensor(numbers.to_numpy())
 
 
 def to_dates(column: pandas.Series, date_format: str | None) -> pandas.Series:
@@ -316,7 +308,8 @@ def to_days(column: pandas.Series, date_format: str | None, source: str) -> Tens
     wanted = f"{kind} in column '{column.name}' of {source}"
     remedy = "Set `date_format` (--date-format), such as %d/%m/%Y, or correct them."
     check_cells(column, dates.isna() & column.notna(), wanted, remedy)
-    return to_tensor((dates - pandas.Timestamp("2000-01-01")) / pandas.Timedelta(days=1))
+    days = (dates - pandas.Timestamp("2000-01-01")) / pandas.Timedelta(days=1)
+    return torch.tensor(days.to_numpy("float64"))
 
 
 def check_cells(column: pandas.Series, wrong: NDArray[Any], wanted: str, remedy: str = "") -> None:

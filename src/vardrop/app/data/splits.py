@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from vardrop._core.checks import check_choice, check_type
 from vardrop._core.errors import VardropError, import_optional
-from vardrop.app.data.preprocessing import Preprocessing, Task, check_cells
-
-if TYPE_CHECKING:
-    import pandas
+from vardrop.app.data.preprocessing import Preprocessing, Task
 
 Kind = Literal["image", "table"]
 PARTS = ("train", "validation", "test")
 _FRACTIONS = {"test": 0.2, "validation": 0.1}
 _SEEDS = 2**32  # of scikit-learn; larger seeds are taken modulo
-_TRIES = 20  # random choices of groups; the one nearest to the wanted size is taken
 
 
 class _Pair(NamedTuple):
@@ -138,13 +133,6 @@ class Roles:
         named = (self.target, self.id, self.weight, self.split, self.group, self.time)
         return (*self.drop, *(name for name in named if name is not None))
 
-    @property
-    def reading(self) -> str:
-        """The format of the cells of a file, in one line."""
-        sep = "inferred from the file" if self.sep is None else repr(self.sep)
-        marks = f"decimal {self.decimal!r}, thousands {self.thousands!r}"
-        return f"sep {sep}, {marks}, dates {self.date_format or 'ISO 8601'}"
-
 
 @dataclass(frozen=True)
 class About:
@@ -222,7 +210,7 @@ def split_rows(
     count: int,
     seed: int,
     name: str,
-    parts: Sequence[str | None] | None = None,
+    parts: Sequence[str] | None = None,
     classes: Tensor | None = None,
     groups: Tensor | None = None,
     times: Tensor | None = None,
@@ -234,67 +222,56 @@ def split_rows(
         count: the number of rows.
         seed: seed of the shuffling.
         name: name of the data, for errors.
-        parts: the part of each row, or None for rows to split. A validation or test part without
-            rows is taken from the other rows.
+        parts: the part of each row. A validation or test part without rows is taken from the
+            training rows.
         classes: class numbers. Every part gets its fraction of each class.
         groups: numbers of groups that stay together.
         times: the latest rows are the test part. Rows of one time stay together.
         without: a part that stays empty.
     """
-    named = [None] * count if parts is None else list(parts)
-    split = {part: _positions(named, part) for part in _FRACTIONS}
-    rest = _positions(named, "train", None)
+    numbers = torch.tensor([PARTS.index(part) for part in parts or ["train"] * count])
+    split = {part: (numbers == i).nonzero().flatten() for i, part in enumerate(PARTS)}
+    rest = split["train"]
     wanted = [part for part in _FRACTIONS if len(split[part]) == 0 and part != without]
     sizes = [max(1, round(_FRACTIONS[part] * len(rest))) for part in wanted]
-    blocks = {"different times": times, "groups": groups, "rows": torch.arange(count)}
-    kind, block = next((kind, b[rest]) for kind, b in blocks.items() if b is not None)
-    if (number := len(block.unique())) <= len(wanted):
+    kind, blocks = "different times", times
+    if groups is not None:
+        # The last blocks are held out. Large groups would make a part too large.
+        kind, blocks = "groups", _order_groups(groups, _FRACTIONS["test"] * len(rest), seed)
+    elif blocks is None:
+        kind, blocks = "rows", torch.arange(count)
+    if (number := len(blocks[rest].unique())) <= len(wanted):
         parted = f"{name} for training, validation and test, but got {number}"
         raise VardropError(f"Expected at least {len(wanted) + 1} {kind} to split {parted}.")
-    for done, (part, size) in enumerate(zip(wanted, sizes, strict=True)):
-        left = len(wanted) - done  # groups or times that have to stay
-        if times is not None:
-            levels, counts = times[rest].unique(return_counts=True)
-            later = counts.flip(0).cumsum(0)[:-left]  # rows of the latest time, the latest two, ...
-            start = levels[-1 - int((later - size).abs().argmin())]
-            held = (times[rest] >= start).nonzero().flatten()
-        elif groups is not None:
-            held = _choose_groups(groups[rest], size, left, seed)
-        else:
+    for left, part, size in zip(range(len(wanted), 0, -1), wanted, sizes, strict=True):
+        if kind == "rows":
             strata = torch.zeros_like(rest) if classes is None else classes[rest]
             held = _choose_rows(strata, size, seed)
-        mask = torch.zeros(len(rest), dtype=torch.bool).index_fill(0, held, True)
-        split[part], rest = rest[mask], rest[~mask]
+        else:
+            levels, counts = blocks[rest].unique(return_counts=True)
+            later = counts.flip(0).cumsum(0)[:-left]  # rows of the last block, the last two, ...
+            held = blocks[rest] >= levels[-1 - int((later - size).abs().argmin())]
+        split[part], rest = rest[held], rest[~held]
     return {**split, "train": rest}
 
 
-def _positions(parts: Sequence[str | None], *wanted: str | None) -> Tensor:
-    return torch.tensor([i for i, part in enumerate(parts) if part in wanted]).long()
-
-
-def _choose_groups(groups: Tensor, size: int, left: int, seed: int) -> Tensor:
-    """About `size` rows of random groups. At least `left` groups remain."""
-    total = len(groups.unique())
-    number = min(max(1, round(size / len(groups) * total)), total - left)
-    splitter = import_optional("sklearn.model_selection").GroupShuffleSplit
-    chooser = splitter(_TRIES, test_size=number, random_state=seed % _SEEDS)
-    splits = chooser.split(groups, groups=groups)
-    return torch.tensor(min((held for _, held in splits), key=lambda held: abs(len(held) - size)))
+def _order_groups(groups: Tensor, limit: float, seed: int) -> Tensor:
+    """The place of each row's group in a random order, groups of more than `limit` rows first."""
+    counts = groups.bincount()
+    order = torch.randperm(len(counts), generator=torch.Generator().manual_seed(seed))
+    return (order - len(counts) * (counts > limit))[groups]
 
 
 def _choose_rows(classes: Tensor, size: int, seed: int) -> Tensor:
-    """`size` rows, stratified if there are enough, without the only row of a class."""
+    """A mask of `size` rows, stratified if there are enough, without the only row of a class."""
     counts = classes.bincount()
     several = (counts[classes] > 1).nonzero().flatten()
     free = several if len(several) > size else torch.arange(len(classes))
     fits = int((counts > 1).sum()) <= min(size, len(several) - size)
-    options = {
-        "test_size": size,
-        "random_state": seed % _SEEDS,
-        "stratify": classes[free] if fits else None,
-    }
+    options = {"test_size": size, "random_state": seed % _SEEDS}
     split = import_optional("sklearn.model_selection").train_test_split
-    return torch.tensor(split(free.numpy(), **options)[1])
+    held = split(free.numpy(), stratify=classes[free] if fits else None, **options)[1]
+    return torch.zeros(len(classes), dtype=torch.bool).index_fill(0, torch.tensor(held), True)
 
 
 def fold_numbers(rows: Part, folds: int, task: Task, seed: int) -> Tensor:
@@ -303,34 +280,15 @@ def fold_numbers(rows: Part, folds: int, task: Task, seed: int) -> Tensor:
     if folds > count:
         kind = "rows" if rows.group is None else "groups"
         raise VardropError(f"Expected `folds` to be at most {count}, the {kind}, but got {folds}.")
-    numbers = torch.zeros(len(rows.y), dtype=torch.long)
-    labels = rows.y if task == "classification" else numbers
+    labels = rows.y if task == "classification" else torch.zeros(len(rows.y), dtype=torch.long)
     if int(labels.bincount().max()) < folds:  # too few of every class to spread them
-        labels = numbers
+        labels = torch.zeros_like(labels)
     name = "StratifiedKFold" if rows.group is None else "StratifiedGroupKFold"
-    splitter = getattr(import_optional("sklearn.model_selection"), name)
+    make_splitter = getattr(import_optional("sklearn.model_selection"), name)
+    splitter = make_splitter(folds, shuffle=True, random_state=seed % _SEEDS)
+    numbers = torch.zeros_like(labels)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a class with fewer rows than folds
-        parts = splitter(folds, shuffle=True, random_state=seed % _SEEDS).split(
-            labels, labels, rows.group
-        )
-        for number, held in enumerate([held for _, held in parts]):
+        for number, (_, held) in enumerate(splitter.split(labels, labels, rows.group)):
             numbers[held] = number
     return numbers
-
-
-def read_parts(cells: pandas.Series, column: str, source: str) -> list[str | None]:
-    """The part of every row in a column of parts, None for an empty cell."""
-    texts = cells.map(lambda cell: str(cell).strip().lower(), na_action="ignore")
-    wrong = texts.notna() & ~texts.isin(PARTS)
-    check_cells(cells, wrong, f"train, validation or test in column '{column}' of {source}")
-    return [text if isinstance(text, str) else None for text in texts]
-
-
-def checksum(*tensors: Tensor) -> str:
-    """SHA-256 of tensors: their types, shapes and bytes."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-    return f"sha256:{digest.hexdigest()}"
