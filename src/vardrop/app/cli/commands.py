@@ -131,12 +131,11 @@ def fit(
     options = {name: chosen for name, chosen in settings.items() if chosen is not None}
     _check_settings(options, net)
     if resume:
-        path = _check_resume(out, context)
+        _check_resume(context)
     elif data is None:
         raise typer.BadParameter("Expected DATA, but got none. Try `vardrop fit digits`.")
-    else:
-        path = out or free_directory(data)
-    recipe_options = o.assignments(option)
+    path = out or free_directory(data or "")
+    recipe_options = o.assignments(option or (), "--option to be name=value")
     if recipe is None and recipe_options:
         raise typer.BadParameter("--option requires --recipe.")
     with o.usage():
@@ -171,17 +170,15 @@ def _on_interrupt(text: str, run: Path | None = None) -> Iterator[None]:
         raise VardropError(f"stopped. {text}" if begun else "stopped before it began.") from None
 
 
-def _check_resume(out: Path | None, context: typer.Context) -> Path:
-    """The run to resume. Only settings can be combined with --resume."""
-    allowed = _SETTINGS | {"out", "resume", "json", "config"}
-    if out is None:
+def _check_resume(context: typer.Context) -> None:
+    """Raise an error unless --resume has a run and is combined with settings only."""
+    if context.params["out"] is None:
         raise typer.BadParameter("--resume requires --out, the directory of the run.")
-    for name in context.params.keys() - allowed:
+    for name in context.params.keys() - _SETTINGS - {"out", "resume", "json", "config"}:
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":
             reason = "The data, the model and the method of the run are fixed."
             raise typer.BadParameter(f"{name} cannot be combined with --resume. {reason}")
-    return out
 
 
 def make_callback(context: typer.Context, json: bool) -> run_callbacks.RunCallback:

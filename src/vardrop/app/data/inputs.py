@@ -76,7 +76,13 @@ def read_input(data: Source, roles: Roles, texts: Collection[str] = ()) -> Table
         text = "Expected `data` to be one file or a pair (X, y), but got a pair of names."
         remedy = "Pass files of other parts as `validation` and `test`, or join them first."
         raise VardropError(f"{text} {remedy}")
-    return _read_tensors(x, y) if getattr(x, "ndim", 2) > 2 else _read_pair(x, y, roles.target)
+    if getattr(x, "ndim", 2) <= 2:
+        return _read_pair(x, y, roles.target)
+    inputs, classes = torch.as_tensor(x).detach().float(), torch.as_tensor(y)
+    if classes.is_floating_point() or classes.shape != inputs.shape[:1]:
+        wrong = f"{classes.dtype} of shape {tuple(classes.shape)}. Train with vardrop.ELBO instead."
+        raise VardropError(f"Expected `y` to hold a class for each input, but got {wrong}")
+    return Tensors(inputs, "the tensors", checksum(inputs, classes.long()), classes.long())
 
 
 def frame_of(x: Array, names: Sequence[str]) -> pandas.DataFrame:
@@ -133,14 +139,6 @@ def _read_pair(x: Array, y: Array, target: str | None) -> Table:
     name = free_name(target or str(getattr(y, "name", None) or TARGET), frame.columns)
     frame = frame.assign(**{name: targets.reshape(-1)})
     return Table(frame, "the arrays", _hash(frame), name)
-
-
-def _read_tensors(x: Array, y: Array) -> Tensors:
-    inputs, classes = torch.as_tensor(x).detach().float(), torch.as_tensor(y)
-    if classes.is_floating_point() or classes.shape != inputs.shape[:1]:
-        wrong = f"{classes.dtype} of shape {tuple(classes.shape)}. Train with vardrop.ELBO instead."
-        raise VardropError(f"Expected `y` to hold a class for each input, but got {wrong}")
-    return Tensors(inputs, "the tensors", checksum(inputs, classes.long()), classes.long())
 
 
 def _collect(data: Examples) -> tuple[Tensor, ...]:

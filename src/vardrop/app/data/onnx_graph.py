@@ -78,11 +78,14 @@ def _describe(onnx: Any, model: onnx.ModelProto, preprocessing: Preprocessing) -
     model.opset_import.extend(onnx.helper.make_opsetid(*pair) for pair in versions.items())
     model.producer_name = "vardrop"
     columns = {column.name: type(column).__name__ for column in preprocessing.columns}
-    described = {"columns": columns, "classes": preprocessing.classes}
-    metadata = {p.key: p.value for p in model.metadata_props}
-    metadata |= {k: json.dumps(v, ensure_ascii=False) for k, v in described.items()}
-    metadata |= {"target": preprocessing.target, "task": preprocessing.task}
-    onnx.helper.set_model_props(model, metadata)
+    described = {
+        **{p.key: p.value for p in model.metadata_props},
+        "columns": json.dumps(columns, ensure_ascii=False),
+        "classes": json.dumps(preprocessing.classes, ensure_ascii=False),
+        "target": preprocessing.target,
+        "task": preprocessing.task,
+    }
+    onnx.helper.set_model_props(model, described)
 
 
 class _Graph:
@@ -114,27 +117,15 @@ class _Graph:
         return self.add("Concat", *(self.add("Unsqueeze", f, axis) for f in floats), axis=1)
 
     def add_column(self, column: Column) -> str:
-        """Add an input for a column, and return the name of its tensor (batch, width)."""
+        """Add an input for a column, and return the name of its tensor (batch, width).
+
+        A column of categories is 0 or 1 for each, or for an embedding their numbers from 1 on.
+        """
         types, make = self.onnx.TensorProto, self.onnx.helper.make_tensor_value_info
-        if isinstance(column, CategoryColumn):
-            self.inputs.append(make(column.name, types.STRING, ["batch"]))
-            return self._categories(column)
-        self.inputs.append(make(column.name, types.DOUBLE, ["batch"]))
-        return self._numbers(column)
-
-    def _numbers(self, column: NumberColumn | DateColumn) -> str:
-        missing = self.add("IsNaN", column.name)
-        fill = self.constant(column.mean if isinstance(column, DateColumn) else column.median)
-        filled = self.add("Where", missing, fill, column.name)
-        shifted = self.add("Sub", filled, self.constant(column.mean))
-        parts = [self.add("Div", shifted, self.constant(column.std))]
-        for period in column.periods if isinstance(column, DateColumn) else ():
-            angle = self.add("Mul", filled, self.constant(2 * math.pi / period))
-            parts += [self.add("Sin", angle), self.add("Cos", angle)]
-        return self.to_columns(*parts, *([missing] if column.missing else []))
-
-    def _categories(self, column: CategoryColumn) -> str:
-        """A column of 0 and 1 for each category, or for an embedding their numbers from 1 on."""
+        if not isinstance(column, CategoryColumn):
+            self.inputs.append(make(column.name, types.DOUBLE, ["batch"]))
+            return self._add_numbers(column)
+        self.inputs.append(make(column.name, types.STRING, ["batch"]))
         numbers = list(range(len(column.categories)))
         labels: Any = {"keys_strings": column.categories, "values_int64s": numbers}  # -1 for others
         codes = self.add("LabelEncoder", column.name, domain="ai.onnx.ml", **labels)
@@ -142,4 +133,15 @@ class _Graph:
             return self.to_columns(self.add("Add", codes, self.constant(1, "int64")))
         upright = self.add("Unsqueeze", codes, self.constant([1], "int64"))
         equal = self.add("Equal", upright, self.constant([numbers], "int64"))
-        return self.add("Cast", equal, to=self.onnx.TensorProto.FLOAT)
+        return self.add("Cast", equal, to=types.FLOAT)
+
+    def _add_numbers(self, column: NumberColumn | DateColumn) -> str:
+        missing = self.add("IsNaN", column.name)
+        fill = column.mean if isinstance(column, DateColumn) else column.median
+        filled = self.add("Where", missing, self.constant(fill), column.name)
+        shifted = self.add("Sub", filled, self.constant(column.mean))
+        parts = [self.add("Div", shifted, self.constant(column.std))]
+        for period in column.periods if isinstance(column, DateColumn) else ():
+            angle = self.add("Mul", filled, self.constant(2 * math.pi / period))
+            parts += [self.add("Sin", angle), self.add("Cos", angle)]
+        return self.to_columns(*[*parts, missing][: column.width])

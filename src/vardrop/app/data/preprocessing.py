@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -90,9 +91,9 @@ class CategoryColumn:
         return (codes + 1 if self.embedded else codes == torch.arange(self.width)).float()
 
     def __str__(self) -> str:
-        if not self.embedded:
-            return ", ".join(self.categories)
-        return f"{len(self.categories)} with an embedding: {', '.join(self.categories[:3])}, ..."
+        first = ", ".join(self.categories[:3])
+        some = f"{len(self.categories)} with an embedding: {first}, ..."
+        return some if self.embedded else ", ".join(self.categories)
 
 
 @dataclass(frozen=True)
@@ -170,12 +171,12 @@ class Preprocessing:
     @property
     def embeddings(self) -> dict[int, int]:
         """How many category numbers the embedded columns have, by place in the tensor."""
-        sizes, place = {}, 0
-        for column in self.columns:
-            if isinstance(column, CategoryColumn) and column.embedded:
-                sizes[place] = 1 + len(column.categories)
-            place += column.width
-        return sizes
+        places = accumulate((column.width for column in self.columns), initial=0)
+        return {
+            place: 1 + len(column.categories)
+            for place, column in zip(places, self.columns, strict=False)
+            if isinstance(column, CategoryColumn) and column.embedded
+        }
 
     @property
     def text_columns(self) -> set[str]:
@@ -214,10 +215,10 @@ class Preprocessing:
             cells = table[column.name]
             if isinstance(column, CategoryColumn):
                 new = cells[(column.codes(cells) < 0).numpy() & cells.notna().to_numpy()]
-                first = ", ".join(list(dict.fromkeys(map(str, new)))[:3])
+                first = ", ".join(map(str, new.unique()[:3]))
                 text = f"{len(new)} rows with a new category ({first}), taken for none"
             else:
-                new = [] if column.missing else cells[cells.isna()]
+                new = cells[cells.isna() & (not column.missing)]
                 text = f"{len(new)} missing values, filled as in training"
             notes += [f"Column '{column.name}': {text}."] if len(new) else []
         return notes
@@ -233,11 +234,11 @@ class Preprocessing:
         fields: dict[str, Any] = _tuples(stored)
         if (version := fields.pop("version", None)) != VERSION:
             raise VardropError(f"Expected preprocessing of version {VERSION}, but got {version!r}.")
-        fields["columns"] = tuple(_KINDS[c.pop("kind")](**c) for c in fields["columns"])
-        preprocessing = cls(**fields)
-        for part in (preprocessing, *preprocessing.columns):
+        columns = tuple(_KINDS[c.pop("kind")](**c) for c in fields["columns"])
+        preprocessing = cls(**fields | {"columns": columns})
+        for part in (preprocessing, *columns):
             _check_fields(part)
-        names = [column.name for column in preprocessing.columns]
+        names = [column.name for column in columns]
         if not names or len(set(names)) < len(names):
             raise VardropError(f"Expected columns that differ in their names, but got {names}.")
         return preprocessing

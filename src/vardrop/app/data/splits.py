@@ -54,15 +54,13 @@ class Part(_Pair):
     @property
     def weights(self) -> Tensor:
         """Weights (N,) in double precision, ones if there are none."""
-        weight = torch.ones(len(self.y)) if self.weight is None else self.weight
-        return weight.double()
+        return (torch.ones(len(self.y)) if self.weight is None else self.weight).double()
 
     @property
     def shares(self) -> Tensor:
         """1 / the size of the row's group, (N,) in double precision. Ones without groups."""
-        if self.group is None:
-            return torch.ones(len(self.y), dtype=torch.float64)
-        _, number, counts = self.group.unique(return_inverse=True, return_counts=True)
+        group = torch.arange(len(self.y)) if self.group is None else self.group
+        _, number, counts = group.unique(return_inverse=True, return_counts=True)
         return 1 / counts[number].double()
 
     def take(self, rows: Tensor) -> Part:

@@ -163,14 +163,13 @@ def infer_task(target: pandas.Series, source: str) -> tuple[Task, str]:
     distinct = to_numbers(target, source).unique().tolist()
     if len(distinct) == 2:
         return "classification", ""
-    integers = all(map(float.is_integer, distinct))
-    codes = integers and distinct[0] in (0, 1) and distinct[-1] - distinct[0] == len(distinct) - 1
-    if codes and len(distinct) <= _CODES:
-        span = f"{distinct[0]:g} to {distinct[-1]:g}"
+    if len(distinct) > _CODES or not all(map(float.is_integer, distinct)):
+        return "regression", ""
+    first, last = distinct[0], distinct[-1]
+    if first in (0, 1) and last - first == len(distinct) - 1:
+        span = f"{first:g} to {last:g}"
         return "classification", f"numbers {span} taken for classes; --task regression for amounts"
-    if integers and len(distinct) <= _CODES:
-        return "regression", f"{len(distinct)} whole numbers; --task classification for classes"
-    return "regression", ""
+    return "regression", f"{len(distinct)} whole numbers; --task classification for classes"
 
 
 def fit_preprocessing(
@@ -199,27 +198,23 @@ def _learn_columns(
     table: pandas.DataFrame, rows: list[int], date_format: str | None, source: str
 ) -> tuple[tuple[Column, ...], tuple[tuple[str, str], ...]]:
     """The columns, and the dropped ones with the reason. One error reports all problems."""
-    columns: list[Column] = []
-    dropped: dict[str, str] = {}
+    learned: dict[str, Column | str] = {}
     problems: dict[str, str] = {}
     for name, cells in table.items():
         try:
-            column = _learn_column(cells, rows, date_format, source)
+            learned[str(name)] = _learn_column(cells, rows, date_format, source)
         except VardropError as problem:
             problems[str(name)] = str(problem)
-        else:
-            if isinstance(column, str):
-                dropped[str(name)] = column
-            else:
-                columns.append(column)
     if problems:
         typed = " ".join(f"--drop {shlex.quote(name)}" for name in problems)
         remedy = f"To leave columns out, use {typed} (in Python drop={list(problems)})."
         raise VardropError(f"{' '.join(problems.values())} {remedy}")
+    columns = tuple(column for column in learned.values() if not isinstance(column, str))
+    dropped = tuple((name, why) for name, why in learned.items() if isinstance(why, str))
     if not columns:
-        reasons = ", ".join(f"'{name}' {why}" for name, why in dropped.items())
+        reasons = ", ".join(f"'{name}' {why}" for name, why in dropped)
         raise VardropError(f"Expected {source} to have columns to learn from, but got: {reasons}.")
-    return tuple(columns), tuple(dropped.items())
+    return columns, dropped
 
 
 def _kind(cells: pandas.Series, date_format: str | None) -> Literal["number", "date", "category"]:
