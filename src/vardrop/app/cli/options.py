@@ -136,25 +136,31 @@ MaybeTexts = list[str] | None
 Fraction = float | None
 _NETS = f"""{", ".join(NETS)}, or hidden widths such as dense-64-32. The default is mlp, and mlp50
 for a table of fewer than {FEW} rows."""
+_COLUMNS = "with the columns of DATA."
 _CONFIG = "A TOML file with options, such as epochs = 20. Command-line options override it."
 
 # The options that several commands have.
 RUN = Annotated[Path, Argument(help="The directory of a run.")]
-NET = Annotated[MaybeText, Option(help=_NETS, autocompletion=complete(NETS))]
-VALIDATION = Annotated[MaybePath, Option(help="A file for validation, with the columns of DATA.")]
-TEST = Annotated[MaybePath, Option(help="A file for the test, with the columns of DATA.")]
 DATA_DIR = Annotated[MaybePath, Option(help="Directory of image sets; VARDROP_DATA by default.")]
-INCLUDE = Annotated[MaybeText, Option(help="Make only layers of this name noisy (a glob).")]
-EXCLUDE = Annotated[MaybeText, Option(help="Leave layers of this name plain (a glob).")]
 JSON = Annotated[bool, Option("--json", help="Print JSON lines.")]
 CONFIG = Annotated[MaybePath, Option(help=_CONFIG, callback=read_config, is_eager=True)]
 SAMPLES = Annotated[int, Option(help="Draws of the noise.", min=1)]
+# The options of commands that train, in addition to the settings.
+_TRAINING: dict[str, Any] = {
+    "net": Annotated[MaybeText, Option(help=_NETS, autocompletion=complete(NETS))],
+    "validation": Annotated[MaybePath, Option(help=f"A file for validation, {_COLUMNS}")],
+    "test": Annotated[MaybePath, Option(help=f"A file for the test, {_COLUMNS}")],
+    "data_dir": DATA_DIR,
+    "include": Annotated[MaybeText, Option(help="Make only layers of this name noisy (a glob).")],
+    "exclude": Annotated[MaybeText, Option(help="Leave layers of this name plain (a glob).")],
+}
 
 
 def with_settings(*without: str) -> Callable[[Command], Command]:
-    """Add one option per field of `Roles` and `Settings` to a command that takes keyword arguments.
+    """Add the options of a training, and one per field of `Roles` and `Settings`, to a command.
 
-    Names, types, defaults and help come from the fields. An option that is not passed is None.
+    Names, types, defaults and help come from the fields. The command takes keyword arguments. An
+    option that is not passed is None.
 
     Args:
         without: fields that get no option.
@@ -163,16 +169,21 @@ def with_settings(*without: str) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
         parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        options = dict(_TRAINING)
         for described in (Roles, Settings):
             # The help is the text under `Args` of the docstring.
             text = (inspect.getdoc(described) or "").partition("Args:\n")[2].partition("\n\n")[0]
             helps = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE))
             types = get_type_hints(described)
             for field in dataclasses.fields(described):
-                name, keyword = field.name, inspect.Parameter.KEYWORD_ONLY
-                option = _option(field, types[name], " ".join(helps[name].split()))
-                new = inspect.Parameter(name, keyword, default=None, annotation=option)
-                parameters += [new] if name not in without else []
+                help_ = " ".join(helps[field.name].split())
+                options[field.name] = _option(field, types[field.name], help_)
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters += [
+            inspect.Parameter(name, keyword, default=None, annotation=option)
+            for name, option in options.items()
+            if name not in without
+        ]
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return command
 

@@ -71,10 +71,10 @@ def _describe(error: BaseException) -> tuple[str, int]:
         return "stopped before it ended.", 1
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
-        hint = f" Try `{context.command_path} --help`." if context is not None else ""
         name = getattr(getattr(error, "param", None), "name", "")
         source = context.get_parameter_source(name) if context is not None else None
-        if context is not None and source is not None and source.name == "DEFAULT_MAP":
+        hint = f" Try `{context.command_path} --help`." if context is not None else ""
+        if source is not None and source.name == "DEFAULT_MAP":
             hint = f" It is set in {context.params['config']}."
         near = getattr(error, "possibilities", None)
         message = (error.message if near else error.format_message()).rstrip(".")

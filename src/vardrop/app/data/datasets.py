@@ -130,9 +130,8 @@ def load_dataset(
         parts["train"] = _REGISTERED[name]()
     elif name is not None and not is_table(name):
         names, endings = (*DATASETS, *_REGISTERED), ", ".join(SUFFIXES)
-        wanted_names = f"one of {', '.join(names)}, or a file that ends in {endings}"
-        problem = f"Expected data to be {wanted_names}, but got {name!r}."
-        raise VardropError(problem + suggest(name, names))
+        problem = f"Expected data to be one of {', '.join(names)}, or a file that ends in {endings}"
+        raise VardropError(f"{problem}, but got {name!r}.{suggest(name, names)}")
     for kind in {type(d) for d in parts.values() if not isinstance(d, str | Path | None)}:
         _check_roles(wanted, _MARKS, f"data of the type {kind.__name__}")
     return _join(parts, wanted, seed, name, "test" if test is False else None)
@@ -205,9 +204,17 @@ def _split_table(
         check_cells(cells, ~texts.isin(PARTS), wanted)
         parts = texts.tolist()
     stratified = task == "classification" and roles.stratify
-    classes = _codes(table[target].map(label)) if stratified else None
-    groups = None if roles.group is None else _codes(table[roles.group])
-    times = None if roles.time is None else _times(table[roles.time], roles, name)
+    encode = import_optional("pandas").factorize
+    classes = torch.tensor(encode(table[target].map(label))[0]) if stratified else None
+    groups = times = None
+    if roles.group is not None:
+        groups = torch.tensor(encode(table[roles.group], use_na_sentinel=False)[0])
+    if roles.time is not None:
+        column = table[roles.time]
+        numeric = import_optional("pandas").api.types.is_numeric_dtype(column)
+        times = to_numbers(column, name) if numeric else to_days(column, roles.date_format, name)
+        if bool(times.isnan().any()):
+            raise VardropError(f"Expected a time in every row of column '{roles.time}' of {name}.")
     rows = split_rows(len(table), seed, name, parts, classes, groups, times, without)
     roles = dataclasses.replace(roles, target=target)
     learned = fit_preprocessing(table, rows["train"].tolist(), roles, task, name, note)
@@ -224,20 +231,6 @@ def _dataset(everything: Part, rows: dict[str, Tensor], **about: Any) -> Dataset
     about["sizes"] = {part: len(rows[part]) for part in PARTS}
     about["rows"] = {part: checksum(rows[part]) for part in PARTS}
     return Dataset(shape=tuple(everything.x.shape[1:]), **parts, **about)
-
-
-def _codes(column: pandas.Series) -> Tensor:
-    """One number for each distinct cell. Missing cells are equal."""
-    return torch.tensor(import_optional("pandas").factorize(column, use_na_sentinel=False)[0])
-
-
-def _times(column: pandas.Series, roles: Roles, source: str) -> Tensor:
-    """Numbers that increase with time."""
-    if bool(column.isna().any()):
-        raise VardropError(f"Expected a time in every row of column '{column.name}' of {source}.")
-    if import_optional("pandas").api.types.is_numeric_dtype(column):
-        return to_numbers(column, source)
-    return to_days(column, roles.date_format, source)
 
 
 def row_weights(column: pandas.Series, source: str) -> Tensor:

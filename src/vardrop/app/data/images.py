@@ -46,13 +46,13 @@ def find(
             raise VardropError(f"{problem} {remedy}")
         pooch = import_optional("pooch")
         pooch.get_logger().setLevel("WARNING")
+        folder = pooch.os_cache("vardrop") / name
         try:
-            cached = pooch.retrieve(source + file, f"md5:{md5}", file, pooch.os_cache("vardrop") / name)
+            path = Path(pooch.retrieve(source + file, f"md5:{md5}", file, folder))
         except (OSError, ValueError) as failure:
             reason = " ".join(str(failure).split())[:200]
             text = f"{problem} The download from {source} failed: {reason}. {remedy}"
             raise VardropError(text) from failure
-        path = Path(cached)
     raw = path.read_bytes()
     if (digest := hashlib.md5(raw).hexdigest()) != md5:
         raise VardropError(f"Expected the MD5 of {path} to be {md5}, but got {digest}.")

@@ -85,21 +85,23 @@ def read_input(data: Source, roles: Roles, texts: Collection[str] = ()) -> Table
     return Tensors(inputs, "the tensors", checksum(inputs, classes.long()), classes.long())
 
 
-def frame_of(x: Array, names: Sequence[str]) -> pandas.DataFrame:
-    """A table of examples to predict: a DataFrame unchanged, or an array with these column names.
+def frame_of(x: Array, names: Sequence[str] | None = None) -> pandas.DataFrame:
+    """A table of examples: a DataFrame unchanged, or an array with these column names.
 
     Args:
         x: a DataFrame, or an array with one column per name.
-        names: the columns of the training data.
+        names: the columns of the training data; x0, x1, ... by default.
     """
-    frame = to_frame(x)
-    if frame is not None:
+    if (frame := to_frame(x)) is not None:
         return frame
     array = _to_numpy(x)
-    if array.ndim != 2 or array.shape[1] != len(names):
-        shape = f"the shape {array.shape}. Pass a DataFrame with their names."
-        raise VardropError(f"Expected {len(names)} columns, as in the training data, not {shape}")
-    return import_optional("pandas").DataFrame(array, columns=list(names))
+    if array.ndim != 2 or (names is not None and array.shape[1] != len(names)):
+        columns = f"{len(names or ())} columns, as in the training data"
+        wanted = "`X` to be a table" if names is None else columns
+        remedy = "Pass a DataFrame with names of columns."
+        raise VardropError(f"Expected {wanted}, but got the shape {array.shape}. {remedy}")
+    table = import_optional("pandas").DataFrame(array, columns=names)
+    return table if names is not None else table.add_prefix("x")
 
 
 def free_name(name: str, taken: Iterable[str]) -> str:
@@ -126,12 +128,7 @@ def _to_numpy(array: Array) -> NDArray[Any]:
 
 
 def _read_pair(x: Array, y: Array, target: str | None) -> Table:
-    frame, targets = to_frame(x), _to_numpy(y)
-    if frame is None:
-        inputs = _to_numpy(x)
-        if inputs.ndim != 2:
-            raise VardropError(f"Expected `X` to be a table, but got the shape {inputs.shape}.")
-        frame = frame_of(inputs, [f"x{i}" for i in range(inputs.shape[1])])
+    frame, targets = frame_of(x), _to_numpy(y)
     rows = len(frame)
     if targets.shape not in ((rows,), (rows, 1)):
         shape = targets.shape

@@ -232,12 +232,15 @@ def split_rows(
     rest = split["train"]
     wanted = [part for part in _FRACTIONS if len(split[part]) == 0 and part != without]
     sizes = [max(1, round(_FRACTIONS[part] * len(rest))) for part in wanted]
-    kind, blocks = "different times", times
+    kind, blocks = "rows", torch.arange(count)
+    if times is not None:
+        kind, blocks = "different times", times
     if groups is not None:
-        # The last blocks are held out. Large groups would make a part too large.
-        kind, blocks = "groups", _order_groups(groups, _FRACTIONS["test"] * len(rest), seed)
-    elif blocks is None:
-        kind, blocks = "rows", torch.arange(count)
+        # Groups are blocks in a random order, of which the last are held out. Large groups are
+        # first, because they would make a part too large.
+        large = groups.bincount() > _FRACTIONS["test"] * len(rest)
+        order = torch.randperm(len(large), generator=torch.Generator().manual_seed(seed))
+        kind, blocks = "groups", (order - len(large) * large)[groups]
     if (number := len(blocks[rest].unique())) <= len(wanted):
         parted = f"{name} for training, validation and test, but got {number}"
         raise VardropError(f"Expected at least {len(wanted) + 1} {kind} to split {parted}.")
@@ -251,13 +254,6 @@ def split_rows(
             held = blocks[rest] >= levels[-1 - int((later - size).abs().argmin())]
         split[part], rest = rest[held], rest[~held]
     return {**split, "train": rest}
-
-
-def _order_groups(groups: Tensor, limit: float, seed: int) -> Tensor:
-    """The place of each row's group in a random order, groups of more than `limit` rows first."""
-    counts = groups.bincount()
-    order = torch.randperm(len(counts), generator=torch.Generator().manual_seed(seed))
-    return (order - len(counts) * (counts > limit))[groups]
 
 
 def _choose_rows(classes: Tensor, size: int, seed: int) -> Tensor:

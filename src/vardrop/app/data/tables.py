@@ -8,7 +8,8 @@ import math
 import shlex
 import zlib
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -94,7 +95,9 @@ def _read_csv(path: Path, roles: Roles, texts: Collection[str]) -> pandas.DataFr
         options = {"encoding": encoding, "encoding_errors": errors}
         try:
             lines = read(nrows=20, keep_default_na=False, **whole_lines, **options)[0].tolist()
-            sep = roles.sep or _sniff(lines)
+            sep = roles.sep or ","
+            with suppress(csv.Error):  # raised if no delimiter is found
+                sep = roles.sep or csv.Sniffer().sniff("\n".join(lines), _DELIMITERS).delimiter
             names = next(csv.reader(lines, delimiter=sep, skipinitialspace=True))
             types = {name: str for name in names if name.strip() in texts}
             table = read(sep=sep, dtype=types, low_memory=False, **numbers, **options)
@@ -106,14 +109,6 @@ def _read_csv(path: Path, roles: Roles, texts: Collection[str]) -> pandas.DataFr
     raise AssertionError("cp1252 replaces bytes that it cannot decode")
 
 
-def _sniff(lines: Sequence[str]) -> str:
-    """The delimiter of the first lines of a file. The default is a comma."""
-    try:
-        return csv.Sniffer().sniff("\n".join(lines), _DELIMITERS).delimiter
-    except csv.Error:
-        return ","
-
-
 def check_frame(table: pandas.DataFrame, source: str) -> pandas.DataFrame:
     """A table with text as column names and rows numbered from 0, if it is not empty."""
     names = [str(name).strip() for name in table.columns]
@@ -122,15 +117,7 @@ def check_frame(table: pandas.DataFrame, source: str) -> pandas.DataFrame:
     if twice := sorted(name for name, count in Counter(names).items() if count > 1):
         problem = f"but got {list_names(twice)} more than once"
         raise VardropError(f"Expected columns of {source} with different names, {problem}.")
-    _check_text(names, f"names of columns of {source}")
     return table.set_axis(names, axis=1).reset_index(drop=True)
-
-
-def _check_text(names: Collection[str], what: str) -> None:
-    """Raise an error for NUL bytes, which most programs take for the end of a text."""
-    if wrong := [name for name in names if "\0" in name]:
-        problem = f"Expected {what} without NUL bytes, but got {list_names(wrong)}"
-        raise VardropError(f"{problem}. The data may be damaged.")
 
 
 def check_columns(table: pandas.DataFrame, roles: Roles, source: str) -> str:
@@ -187,7 +174,6 @@ def fit_preprocessing(
     labels = set(map(label, table[target]))
     numbers = sorted(filter(is_number, labels), key=float)
     classes = (*numbers, *sorted(labels - set(numbers)))
-    _check_text(classes, f"classes in column '{target}' of {source}")
     if len(classes) > _MOST_CLASSES:
         problem = f"Expected at most {_MOST_CLASSES} classes in column '{target}' of {source}"
         raise VardropError(f"{problem}, but got {len(classes)}. For numbers set task='regression'.")

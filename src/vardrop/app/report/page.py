@@ -77,19 +77,10 @@ def render(**parts: Any) -> str:
     Args:
         parts: the variables of the template; those that are left out are empty.
     """
-    strict: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined}
-    environment = jinja2.Environment(**strict, trim_blocks=True, lstrip_blocks=True)
+    options: dict[str, Any] = {"autoescape": True, "undefined": jinja2.ChainableUndefined}
+    environment = jinja2.Environment(**options, trim_blocks=True, lstrip_blocks=True)
     text = files("vardrop.app.report").joinpath("page.html").read_text(encoding="utf-8")
-    empty: dict[str, Any] = {
-        "runs": {},
-        "verdicts": {},
-        "notes": [],
-        "others": Table([], []),
-        "first": None,
-        "confusions": {},
-        "facts": Table([], []),
-    }
-    return environment.from_string(text).render(**empty | parts)
+    return environment.from_string(text).render(**parts)
 
 
 def _render(runs: Runs) -> str:
@@ -103,7 +94,7 @@ def _render(runs: Runs) -> str:
         runs=runs,
         verdicts={name: summary.verdict(name, run, compared) for name, run in runs.items()},
         describe=summary.describe,
-        notes=_notes(runs, compared),
+        notes=[*summary.notes(runs), *compared.notes],
         scores=main,
         others=others,
         first=pictures[0][2].pop(0) if pictures else None,
@@ -115,12 +106,6 @@ def _render(runs: Runs) -> str:
         },
         facts=_fact_table(runs),
     )
-
-
-def _notes(runs: Runs, compared: Comparison) -> list[str]:
-    notes = [(name, note) for name, run in runs.items() for note in summary.notes(run)]
-    texts = [f"{name}: {note}" if len(runs) > 1 else note for name, note in notes]
-    return [*texts, *compared.notes]
 
 
 def _score_tables(runs: Runs, compared: Comparison) -> tuple[Table, Table]:

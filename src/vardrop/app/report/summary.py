@@ -85,10 +85,14 @@ def _compression(run: StoredRun) -> list[tuple[str, str]]:
     return [(head, text)]
 
 
-def notes(run: StoredRun) -> list[str]:
-    """Limits of the results: advice, and notes of the evaluation."""
-    advice = (run.results.get("held_out") or {}).get("advice")
-    return [str(note) for note in (advice, *(run.results.get("notes") or [])) if note]
+def notes(runs: Mapping[str, StoredRun]) -> list[str]:
+    """Limits of the results: advice, and notes of the evaluation. Several runs are named."""
+    texts = []
+    for name, run in runs.items():
+        advice = (run.results.get("held_out") or {}).get("advice")
+        limits = filter(None, (advice, *(run.results.get("notes") or [])))
+        texts += [f"{name}: {note}" if len(runs) > 1 else str(note) for note in limits]
+    return texts
 
 
 def facts(run: StoredRun, flat: bool) -> dict[str, str]:
