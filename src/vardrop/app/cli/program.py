@@ -72,10 +72,12 @@ def _describe(error: BaseException) -> tuple[str, int]:
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         name = getattr(getattr(error, "param", None), "name", "")
-        source = context.get_parameter_source(name) if context is not None else None
-        hint = f" Try `{context.command_path} --help`." if context is not None else ""
-        if source is not None and source.name == "DEFAULT_MAP":
-            hint = f" It is set in {context.params['config']}."
+        hint = ""
+        if context is not None:
+            in_file = getattr(context.get_parameter_source(name), "name", "") == "DEFAULT_MAP"
+            hint = f" Try `{context.command_path} --help`."
+            if in_file:
+                hint = f" It is set in {context.params['config']}."
         near = getattr(error, "possibilities", None)
         message = (error.message if near else error.format_message()).rstrip(".")
         meant = suggest(getattr(error, "option_name", ""), near or ())

@@ -167,16 +167,16 @@ def fit_preprocessing(
     if not names:
         raise VardropError(f"Expected {source} to have columns besides the target, but got none.")
     columns, dropped = _learn_columns(table[names], rows, roles.date_format, source)
+    where = f"column '{target}' of {source}"
     if task == "regression":
-        numbers = to_numbers(table[target], source)[rows]
-        _, mean, std = _scale(numbers, f"column '{target}' of {source}")
+        _, mean, std = _scale(to_numbers(table[target], source)[rows], where)
         return Preprocessing(target, task, columns, (), mean, std or 1.0, dropped, note)
     labels = set(map(label, table[target]))
     numbers = sorted(filter(is_number, labels), key=float)
     classes = (*numbers, *sorted(labels - set(numbers)))
     if len(classes) > _MOST_CLASSES:
-        problem = f"Expected at most {_MOST_CLASSES} classes in column '{target}' of {source}"
-        raise VardropError(f"{problem}, but got {len(classes)}. For numbers set task='regression'.")
+        problem = f"Expected at most {_MOST_CLASSES} classes in {where}, but got {len(classes)}."
+        raise VardropError(f"{problem} For numbers set task='regression'.")
     return Preprocessing(target, task, columns, classes, dropped=dropped, note=note)
 
 

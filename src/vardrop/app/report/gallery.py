@@ -66,8 +66,9 @@ def _reliability(run: StoredRun) -> Parts:
 def _band(run: StoredRun) -> Parts:
     if "lower" not in run.arrays:
         return {}
-    band = {key: run.arrays[key] for key in ("x", "y", "mean", "lower", "upper")}
-    return {"": pictures.regression_band(**band, level=_LEVEL, target=run.target or "target")}
+    x, y, mean, lower, upper = (run.arrays[key] for key in ("x", "y", "mean", "lower", "upper"))
+    target = run.target or "target"
+    return {"": pictures.regression_band(x, y, mean, lower, upper, level=_LEVEL, target=target)}
 
 
 def _risk(run: StoredRun) -> Parts:
