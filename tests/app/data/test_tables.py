@@ -15,9 +15,9 @@ import vardrop as vd
 from tests.refusals import assert_refused
 from vardrop._core import files
 from vardrop._core.errors import VardropError
-from vardrop.app.data import Preprocessing, describe, load_dataset, read_table
+from vardrop.app.data import Preprocessing, Roles, describe, load_dataset, read_table
 from vardrop.app.data.preprocessing import CategoryColumn, DateColumn, NumberColumn
-from vardrop.app.data.splits import Roles, split_rows
+from vardrop.app.data.splits import split_rows
 from vardrop.app.data.tables import check_columns, check_frame
 from vardrop.app.runs import evaluate_rows, fit, load_run
 from vardrop.app.runs.models import build_net

@@ -176,8 +176,8 @@ def with_settings(*without: str) -> Callable[[Command], Command]:
             helps = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE))
             types = get_type_hints(described)
             for field in dataclasses.fields(described):
-                help_ = " ".join(helps[field.name].split())
-                options[field.name] = _option(field, types[field.name], help_)
+                sentence = " ".join(helps[field.name].split())
+                options[field.name] = _option(field, types[field.name], sentence)
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters += [
             inspect.Parameter(name, keyword, default=None, annotation=option)
@@ -245,7 +245,7 @@ def assignments(texts: Iterable[str], wanted: str) -> dict[str, Any]:
     """
     options: dict[str, Any] = {}
     for text in texts:
-        name, equals, literal = text.partition("=")
+        name, equals, literal = text.rpartition("=")
         if not equals:
             raise typer.BadParameter(f"Expected {wanted}, but got {text!r}.")
         try:

@@ -56,12 +56,10 @@ def _split_options(typed: Sequence[str]) -> tuple[list[str], list[str]]:
         name, equals, _ = word.partition("=")
         if word == "--":
             others += [word, *words]
-        elif name not in _ANYWHERE:
-            others.append(word)
         elif name == "--import" and not equals:
             options.append(f"{word}={next(words, '')}")
         else:
-            options.append(word)
+            (options if name in _ANYWHERE else others).append(word)
     return options, others
 
 

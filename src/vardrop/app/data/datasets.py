@@ -15,8 +15,8 @@ from vardrop._core.checks import LARGEST_WEIGHT, check_integer, check_type, sugg
 from vardrop._core.errors import VardropError, import_optional
 from vardrop.app.data.images import Images, ImageSet, idx_set, load_cifar10
 from vardrop.app.data.inputs import KINDS, Table, Tensors, checksum, read_input
-from vardrop.app.data.preprocessing import Task, check_cells, label, to_days, to_numbers
-from vardrop.app.data.splits import PARTS, Dataset, Part, Roles, split_rows
+from vardrop.app.data.preprocessing import Roles, Task, check_cells, label, to_days, to_numbers
+from vardrop.app.data.splits import PARTS, Dataset, Part, split_rows
 from vardrop.app.data.tables import SUFFIXES, check_columns, fit_preprocessing, infer_task, is_table
 
 if TYPE_CHECKING:
@@ -194,8 +194,8 @@ def _join(
 def _split_table(
     data: Table, roles: Roles, seed: int, parts: Sequence[str] | None, without: str | None
 ) -> Dataset:
-    table, name, checksum_, target = data
-    target = check_columns(table, dataclasses.replace(roles, target=target), name)
+    table, name, roles = data.rows, data.name, dataclasses.replace(roles, target=data.target)
+    target = check_columns(table, roles, name)
     task, note = (roles.task, "") if roles.task else infer_task(table[target], name)
     if roles.split is not None:
         cells = table[roles.split].astype(object)
@@ -216,12 +216,11 @@ def _split_table(
         if bool(times.isnan().any()):
             raise VardropError(f"Expected a time in every row of column '{roles.time}' of {name}.")
     rows = split_rows(len(table), seed, name, parts, classes, groups, times, without)
-    roles = dataclasses.replace(roles, target=target)
     learned = fit_preprocessing(table, rows["train"].tolist(), roles, task, name, note)
     inputs, targets = learned.inputs(table, name), learned.targets(table[target], name)
     weight = None if roles.weight is None else row_weights(table[roles.weight], name)
     together = groups if times is None else times.unique(return_inverse=True)[1]
-    about = {"name": name, "checksum": checksum_, "classes": learned.classes}
+    about = {"name": name, "checksum": data.checksum, "classes": learned.classes}
     everything = Part(inputs, targets, weight, together)
     return _dataset(everything, rows, kind="table", task=task, preprocessing=learned, **about)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset as TorchDataset
 
 from vardrop._core.errors import VardropError, import_optional
-from vardrop.app.data.splits import Roles
+from vardrop.app.data.preprocessing import Roles
 from vardrop.app.data.tables import check_frame, read_table
 
 if TYPE_CHECKING:

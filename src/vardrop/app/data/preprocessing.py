@@ -1,9 +1,9 @@
-"""The preprocessing of a table: learned from the training rows, stored as JSON."""
+"""The roles of the columns of a table, and their preprocessing, which is stored as JSON."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
@@ -29,6 +29,64 @@ Task = Literal["classification", "regression"]
 VERSION = 1
 YEAR, WEEK, DAY = 365.2425, 7.0, 1.0  # periods of dates, in days
 _TRUTH = {"True", "False"}  # pandas reads true, TRUE and True alike
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The roles of the columns of a table, and the format of its cells.
+
+    Args:
+        target: the column to predict.
+        task: classification or regression, inferred from the target by default.
+        drop: columns to leave out.
+        id: a column with the names of the rows, copied to the predictions. It is not an input.
+        weight: a column with the weight of each row. Weight 2 counts as two rows.
+        split: a column with the part of each row: train, validation or test.
+        group: rows with the same value in this column stay in one part.
+        time: the latest rows by this column are the test part, the rows before them validation.
+        stratify: each part has about the same fraction of every class.
+        sep: the delimiter of a CSV file, inferred from its first lines by default.
+        decimal: the decimal mark of a CSV file.
+        thousands: the mark between thousands in a CSV file, none by default.
+        date_format: the format of dates in texts, such as %d/%m/%Y. The default is ISO 8601.
+    """
+
+    target: str | None = None
+    task: Task | None = None
+    drop: tuple[str, ...] = ()
+    id: str | None = None
+    weight: str | None = None
+    split: str | None = None
+    group: str | None = None
+    time: str | None = None
+    stratify: bool = True
+    sep: str | None = None
+    decimal: str = "."
+    thousands: str | None = None
+    date_format: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in fields(Roles) if f.name not in ("task", "drop", "stratify")):
+            check_type(name, getattr(self, name), str | None, "a text, such as a column's name")
+        for name in self.drop:
+            check_type("drop", name, str, "a list of names of columns")
+        check_type("stratify", self.stratify, bool, "True or False")
+        if self.task is not None:
+            check_choice("task", self.task, get_args(Task))
+        if self.sep == "\\t":  # typed in a shell
+            object.__setattr__(self, "sep", "\t")
+        marks = [mark for mark in (self.sep, self.decimal, self.thousands) if mark is not None]
+        if len({*marks}) < len(marks) or any(len(mark) != 1 for mark in marks):
+            named = "`sep`, `decimal` and `thousands`"
+            raise VardropError(f"Expected {named} to be different characters, but got {marks}.")
+        if self.group is not None and self.time is not None:
+            raise VardropError("`group` cannot be combined with `time`. Choose one of them.")
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """The columns that are not inputs."""
+        named = (self.target, self.id, self.weight, self.split, self.group, self.time)
+        return (*self.drop, *(name for name in named if name is not None))
 
 
 @dataclass(frozen=True)
@@ -231,11 +289,11 @@ class Preprocessing:
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Preprocessing:
         """The preprocessing that `to_json` described."""
-        fields: dict[str, Any] = _tuples(stored)
-        if (version := fields.pop("version", None)) != VERSION:
+        content: dict[str, Any] = _tuples(stored)
+        if (version := content.pop("version", None)) != VERSION:
             raise VardropError(f"Expected preprocessing of version {VERSION}, but got {version!r}.")
-        columns = tuple(_KINDS[c.pop("kind")](**c) for c in fields["columns"])
-        preprocessing = cls(**fields | {"columns": columns})
+        columns = tuple(_KINDS[c.pop("kind")](**c) for c in content["columns"])
+        preprocessing = cls(**content | {"columns": columns})
         for part in (preprocessing, *columns):
             _check_fields(part)
         names = [column.name for column in columns]

@@ -1,17 +1,16 @@
-"""Data sets in three parts, the roles of columns, and splits of rows."""
+"""Data sets in three parts, and splits of rows."""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_choice, check_type
 from vardrop._core.errors import VardropError, import_optional
 from vardrop.app.data.preprocessing import Preprocessing, Task
 
@@ -75,64 +74,6 @@ class Part(_Pair):
 
 
 @dataclass(frozen=True)
-class Roles:
-    """The roles of the columns of a table, and the format of its cells.
-
-    Args:
-        target: the column to predict.
-        task: classification or regression, inferred from the target by default.
-        drop: columns to leave out.
-        id: a column with the names of the rows, copied to the predictions. It is not an input.
-        weight: a column with the weight of each row. Weight 2 counts as two rows.
-        split: a column with the part of each row: train, validation or test.
-        group: rows with the same value in this column stay in one part.
-        time: the latest rows by this column are the test part, the rows before them validation.
-        stratify: each part has about the same fraction of every class.
-        sep: the delimiter of a CSV file, inferred from its first lines by default.
-        decimal: the decimal mark of a CSV file.
-        thousands: the mark between thousands in a CSV file, none by default.
-        date_format: the format of dates in texts, such as %d/%m/%Y. The default is ISO 8601.
-    """
-
-    target: str | None = None
-    task: Task | None = None
-    drop: tuple[str, ...] = ()
-    id: str | None = None
-    weight: str | None = None
-    split: str | None = None
-    group: str | None = None
-    time: str | None = None
-    stratify: bool = True
-    sep: str | None = None
-    decimal: str = "."
-    thousands: str | None = None
-    date_format: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in (f.name for f in fields(Roles) if f.name not in ("task", "drop", "stratify")):
-            check_type(name, getattr(self, name), str | None, "a text, such as a column's name")
-        for name in self.drop:
-            check_type("drop", name, str, "a list of names of columns")
-        check_type("stratify", self.stratify, bool, "True or False")
-        if self.task is not None:
-            check_choice("task", self.task, get_args(Task))
-        if self.sep == "\\t":  # typed in a shell
-            object.__setattr__(self, "sep", "\t")
-        marks = [mark for mark in (self.sep, self.decimal, self.thousands) if mark is not None]
-        if len({*marks}) < len(marks) or any(len(mark) != 1 for mark in marks):
-            named = "`sep`, `decimal` and `thousands`"
-            raise VardropError(f"Expected {named} to be different characters, but got {marks}.")
-        if self.group is not None and self.time is not None:
-            raise VardropError("`group` cannot be combined with `time`. Choose one of them.")
-
-    @property
-    def apart(self) -> tuple[str, ...]:
-        """The columns that are not inputs."""
-        named = (self.target, self.id, self.weight, self.split, self.group, self.time)
-        return (*self.drop, *(name for name in named if name is not None))
-
-
-@dataclass(frozen=True)
 class About:
     """The description of the data that is stored with a trained model.
 
@@ -191,14 +132,11 @@ def with_class_weight(
         class_weight: "balanced", or a weight by class. The default of a class is 1.
     """
     rows = data.train.join(data.validation)
-    factors = torch.ones(len(data.classes), dtype=torch.float64)
     if isinstance(class_weight, str):
         counts = torch.bincount(rows.y, rows.weights, len(data.classes))
-        present = counts > 0
-        factors[present] = counts.sum() / (present.sum() * counts[present])
+        factors = counts.sum() / ((counts > 0).sum() * counts)  # infinite for classes without rows
     else:
-        for name, weight in class_weight.items():
-            factors[data.classes.index(name)] = weight
+        factors = torch.tensor([class_weight.get(name, 1.0) for name in data.classes]).double()
     parts = (data.train, data.validation)
     train, validation = (Part(*p, (p.weights * factors[p.y]).float(), p.group) for p in parts)
     return dataclasses.replace(data, train=train, validation=validation)

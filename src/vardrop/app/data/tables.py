@@ -22,6 +22,7 @@ from vardrop.app.data.preprocessing import (
     DateColumn,
     NumberColumn,
     Preprocessing,
+    Roles,
     Task,
     is_number,
     label,
@@ -30,7 +31,6 @@ from vardrop.app.data.preprocessing import (
     to_days,
     to_numbers,
 )
-from vardrop.app.data.splits import Roles
 
 if TYPE_CHECKING:
     import pandas

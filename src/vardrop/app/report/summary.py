@@ -1,4 +1,4 @@
-"""A run in a few sentences: its target, its scores and its configuration."""
+"""A run in a few sentences: its target, its scores and its limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vardrop.app.score_texts import (
     score_columns,
     title,
 )
-from vardrop.app.store import StoredRun, flatten, is_set, method_name, show
+from vardrop.app.store import StoredRun, method_name
 from vardrop.metrics.intervals import Estimate
 
 
@@ -93,14 +93,3 @@ def notes(runs: Mapping[str, StoredRun]) -> list[str]:
         limits = filter(None, (advice, *(run.results.get("notes") or [])))
         texts += [f"{name}: {note}" if len(runs) > 1 else str(note) for note in limits]
     return texts
-
-
-def facts(run: StoredRun, flat: bool) -> dict[str, str]:
-    """The configuration of a run by name, settings one by one if `flat`, and its training time."""
-    config = {k: v for k, v in run.config.items() if k not in ("version", "rows") and is_set(v)}
-    config["method"] = method_name(run.config.get("method"))
-    entries = flatten(config) if flat else config
-    pairs = {name.replace("_", " "): show(entry) for name, entry in entries.items()}
-    if run.history:
-        pairs["trained"] = f"{len(run.history)} epochs, {run.seconds:,.1f} seconds"
-    return pairs
