@@ -273,7 +273,7 @@ class Preprocessing:
             cells = table[column.name]
             if isinstance(column, CategoryColumn):
                 new = cells[(column.codes(cells) < 0).numpy() & cells.notna().to_numpy()]
-                first = ", ".join(map(str, new.unique()[:3]))
+                first = ", ".join(new.map(str).unique()[:3])
                 text = f"{len(new)} rows with a new category ({first}), taken for none"
             else:
                 new = cells[cells.isna() & (not column.missing)]
