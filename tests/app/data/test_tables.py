@@ -15,9 +15,9 @@ import vardrop as vd
 from tests.refusals import assert_refused
 from vardrop._core import files
 from vardrop._core.errors import VardropError
-from vardrop.app.data import Preprocessing, describe, load_dataset, read_table
+from vardrop.app.data import Preprocessing, Roles, describe, load_dataset, read_table
 from vardrop.app.data.preprocessing import CategoryColumn, DateColumn, NumberColumn
-from vardrop.app.data.splits import Roles, split_rows
+from vardrop.app.data.splits import split_rows
 from vardrop.app.data.tables import check_columns, check_frame
 from vardrop.app.runs import evaluate_rows, fit, load_run
 from vardrop.app.runs.models import build_net
@@ -278,7 +278,7 @@ REFUSED = {
     "no date": (with_column("more", lambda i: "soon" if i == 9 else f"2021-03-{i % 28 + 1:02d}"), {}, "'soon' in row 10"),
     "a name twice": (lines(head=("size", "size ", "price")), {}, "columns of .* with different names, but got 'size' more than once"),
     "the target twice": (lines(head=("size", "price", "price")), {}, "columns of .* with different names, but got 'price' more than once"),
-    "no header": ("\n".join(f"{i},{i * 2},{i * 3}" for i in range(30)), {}, "numbers: 0, 0.1, 0.2. Put a line"),
+    "no header": ("\n".join(f"{i},{i * 2},{i * 3}" for i in range(30)), {}, "numbers: 0, 0, 0. Put a line"),
     "a hole in the target": (lines().replace("3.25", "", 1), {}, "row 2 has none"),
     "no target": (HOUSES, {"target": None}, "a target for .*t.csv, but got none. Name one of 'area', 'town'"),
     "unknown target": (HOUSES, {"target": "cost"}, "the column 'cost', but it has 'area'"),
@@ -397,8 +397,6 @@ def test_long_lists_of_names_are_cut_and_control_characters_escaped():
         check_columns(wide, Roles(target="nothing"), "wide")
     assert len(str(error.value)) < 500
     assert "'c9' (20,000 in all)" in str(error.value)
-    with pytest.raises(VardropError, match="without NUL bytes"):
-        check_frame(wide.iloc[:, :2].set_axis(["a", "b\0"], axis=1), "wide")
     assert "\x1b" not in str(VardropError("red \x1b[31m"))
 
 

@@ -33,6 +33,7 @@ from vardrop.app.score_texts import check_scores
 
 _CLONE = Path(vardrop.__file__).resolve().parents[2] / "experiments"
 _SETTINGS = {field.name for field in fields(Settings)}
+_RESUMED = {"out", "resume", "json", "config"}  # other options that --resume can be combined with
 _IMPORT = "Import a module that registers data sets or methods; may be repeated."
 _METHODS = """A name from `vardrop methods`, or none for the plain model. The default is
 bayes_by_backprop with a learned prior for tables and sparse_vd for images."""
@@ -110,17 +111,11 @@ def fit(
     data: Annotated[
         MaybeText, Argument(help=f"{', '.join(DATASETS)}, or a table.", autocompletion=_DATA_NAMES)
     ] = None,
-    net: o.NET = None,
     recipe: Annotated[
         MaybeText, Option(help=_METHODS, autocompletion=o.complete([*METHODS, "none"]))
     ] = None,
     option: Annotated[MaybeTexts, Option(help=_OPTION, metavar="<name=value>")] = None,
     out: Annotated[MaybePath, Option(help="A directory; runs/<data>-<number> by default.")] = None,
-    validation: o.VALIDATION = None,
-    test: o.TEST = None,
-    data_dir: o.DATA_DIR = None,
-    include: o.INCLUDE = None,
-    exclude: o.EXCLUDE = None,
     resume: Annotated[bool, Option("--resume", help="Continue the run in --out.")] = False,
     force: Annotated[bool, Option("--force", help="Overwrite the run in --out.")] = False,
     json: o.JSON = False,
@@ -128,15 +123,18 @@ def fit(
     **settings: Any,
 ) -> None:
     """Train a model on data and store the run in a directory, or resume an interrupted run."""
-    options = {name: chosen for name, chosen in settings.items() if chosen is not None}
-    _check_settings(options, net)
-    if resume:
-        path = _check_resume(out, context)
-    elif data is None:
+    options = _choose_options(settings)
+    if resume and out is None:
+        raise typer.BadParameter("--resume requires --out, the directory of the run.")
+    for name in context.params.keys() - _SETTINGS - _RESUMED if resume else ():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            reason = "The data, the model and the method of the run are fixed."
+            raise typer.BadParameter(f"{name} cannot be combined with --resume. {reason}")
+    if data is None and not resume:
         raise typer.BadParameter("Expected DATA, but got none. Try `vardrop fit digits`.")
-    else:
-        path = out or free_directory(data)
-    recipe_options = o.assignments(option)
+    path = out or free_directory(data or "")
+    recipe_options = o.assignments(option or (), "--option to be name=value")
     if recipe is None and recipe_options:
         raise typer.BadParameter("--option requires --recipe.")
     with o.usage():
@@ -144,21 +142,23 @@ def fit(
     typed = f"vardrop fit --resume --out {shlex.quote(str(path))}"
     with _on_interrupt(f"Resume with `{typed}`.", path):
         options["callback"] = make_callback(context, json)
-        if not resume:
-            parts = {"validation": validation, "test": test, "directory": data_dir}
-            options |= {"include": include, "exclude": exclude, "force": force, **parts}
-            run = runs.fit(data, net or "auto", chosen_recipe, out=path, **options)
-        else:
+        if resume:
             run = runs.resume(path, **options)
+        else:
+            run = runs.fit(data, recipe=chosen_recipe, out=path, force=force, **options)
     printing.run(run, json)
 
 
-def _check_settings(options: Mapping[str, Any], net: str | None) -> None:
-    """Report wrong settings among the options, or a wrong model, as errors of usage."""
+def _choose_options(typed: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were passed. Wrong settings or a wrong model are errors of usage."""
+    options = {name: chosen for name, chosen in typed.items() if chosen is not None}
     with o.usage():
         Settings.from_json({k: options[k] for k in options if k in _SETTINGS}).torch_device()
-        if net is not None:
-            check_net_name(net)
+        if "net" in options:
+            check_net_name(options["net"])
+    if "data_dir" in options:
+        options["directory"] = options.pop("data_dir")
+    return options
 
 
 @contextmanager
@@ -169,19 +169,6 @@ def _on_interrupt(text: str, run: Path | None = None) -> Iterator[None]:
     except KeyboardInterrupt:
         begun = run is None or (run / "config.json").is_file()
         raise VardropError(f"stopped. {text}" if begun else "stopped before it began.") from None
-
-
-def _check_resume(out: Path | None, context: typer.Context) -> Path:
-    """The run to resume. Only settings can be combined with --resume."""
-    allowed = _SETTINGS | {"out", "resume", "json", "config"}
-    if out is None:
-        raise typer.BadParameter("--resume requires --out, the directory of the run.")
-    for name in context.params.keys() - allowed:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name != "DEFAULT":
-            reason = "The data, the model and the method of the run are fixed."
-            raise typer.BadParameter(f"{name} cannot be combined with --resume. {reason}")
-    return out
 
 
 def make_callback(context: typer.Context, json: bool) -> run_callbacks.RunCallback:
@@ -235,11 +222,10 @@ def evaluate(
         raise typer.BadParameter("--predictions requires --data.")
     loaded = _load(run, directory=data_dir)
     if data is not None:
-        scored = runs.evaluate_rows(loaded, data, samples, predictions)
-        printing.rows(loaded, scored, json)
-        return
-    runs.evaluate(loaded, ood or (), samples)
-    printing.run(loaded, json)
+        printing.rows(loaded, runs.evaluate_rows(loaded, data, samples, predictions), json)
+    else:
+        runs.evaluate(loaded, ood or (), samples)
+        printing.run(loaded, json)
 
 
 @command(
@@ -267,10 +253,10 @@ def compress(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # they are repeated in the report's notes
             slimmed = runs.slim_run(loaded, onnx=onnx, **fractions)
-        printing.slim(loaded, slimmed, json)
-        return
-    _, plan = runs.compress(loaded, max_drop, sparsity, onnx)
-    printing.compression(loaded, plan, json)
+        printing.compression(loaded, slimmed, json)
+    else:
+        _, plan = runs.compress(loaded, max_drop, sparsity, onnx)
+        printing.compression(loaded, plan, json)
 
 
 @command(
@@ -303,23 +289,15 @@ def compare(
     seeds: Annotated[int, Option(help="With --recipes: how many seeds.", min=1)] = 5,
     scores: Annotated[MaybeText, Option(help="Such as auroc,nll; main ones by default.")] = None,
     out: Annotated[MaybePath, Option(help=_COMPARISON)] = None,
-    net: o.NET = None,
-    validation: o.VALIDATION = None,
-    test: o.TEST = None,
-    data_dir: o.DATA_DIR = None,
-    include: o.INCLUDE = None,
-    exclude: o.EXCLUDE = None,
     json: o.JSON = False,
     config: o.CONFIG = None,
     **settings: Any,
 ) -> None:
     """Compare runs on the same data, or methods fitted with several seeds."""
-    parts = {"net": net, "validation": validation, "test": test, "directory": data_dir}
-    options = {**parts, "include": include, "exclude": exclude, **settings}
-    options = {name: chosen for name, chosen in options.items() if chosen is not None}
+    typed = [name.replace("_", "-") for name, chosen in settings.items() if chosen is not None]
     names, wanted = o.split_names(recipes), o.split_names(scores)
-    if names is None and (options or len(compared or ()) < 2):
-        first = f" --{next(iter(options)).replace('_', '-')} requires --recipes." if options else ""
+    if names is None and (typed or len(compared or ()) < 2):
+        first = f" --{typed[0]} requires --recipes." if typed else ""
         raise typer.BadParameter(f"Expected two or more runs, or data and --recipes.{first}")
     if names is None:
         comparison = vardrop.compare_runs(compared or ())
@@ -333,11 +311,11 @@ def compare(
             check_scores(wanted or ())
             for name in set(names) - {"auto"}:
                 method_named(name)
-        _check_settings(options, net)
+        options = _choose_options(settings)
         out = out or free_directory(f"{Path(compared[0]).stem}-comparison")
         options["callback"] = make_callback(context, json)
-        typed = f"--out {shlex.quote(str(out))}"
-        with _on_interrupt(f"Run the same command with {typed} to resume."):
+        same = f"Run the same command with --out {shlex.quote(str(out))} to resume."
+        with _on_interrupt(same):
             comparison = runs.compare_methods(compared[0], names, seeds, out=out, **options)
     if out is not None:
         comparison.write(out, wanted)

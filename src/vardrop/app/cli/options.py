@@ -74,14 +74,14 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
         raise typer.BadParameter(f"Expected {path} to hold TOML, but got: {broken}.") from broken
     import_modules(_to_texts("import", settings.pop("import", []), path))
     options = {p.name: p for p in context.command.params if p.name not in _NOT_FROM_FILE}
-    defaults: dict[str, str | list[str]] = {}
+    context.default_map = {}
     for key, setting in settings.items():
-        name = key.replace("-", "_")
-        if name not in options:
+        option = options.get(name := key.replace("-", "_"))
+        if option is None:
             raise typer.BadParameter(f"Unknown option {key!r} in {path}.{suggest(name, options)}")
-        texts = _to_texts(key, setting, path, flag=getattr(options[name], "is_flag", False))
-        defaults[name] = texts if getattr(options[name], "multiple", False) else ",".join(texts)
-    context.default_map = defaults
+        texts = _to_texts(key, setting, path, flag=getattr(option, "is_flag", False))
+        several = getattr(option, "multiple", False)
+        context.default_map[name] = texts if several else ",".join(texts)
     return path
 
 
@@ -136,25 +136,31 @@ MaybeTexts = list[str] | None
 Fraction = float | None
 _NETS = f"""{", ".join(NETS)}, or hidden widths such as dense-64-32. The default is mlp, and mlp50
 for a table of fewer than {FEW} rows."""
+_COLUMNS = "with the columns of DATA."
 _CONFIG = "A TOML file with options, such as epochs = 20. Command-line options override it."
 
 # The options that several commands have.
 RUN = Annotated[Path, Argument(help="The directory of a run.")]
-NET = Annotated[MaybeText, Option(help=_NETS, autocompletion=complete(NETS))]
-VALIDATION = Annotated[MaybePath, Option(help="A file for validation, with the columns of DATA.")]
-TEST = Annotated[MaybePath, Option(help="A file for the test, with the columns of DATA.")]
 DATA_DIR = Annotated[MaybePath, Option(help="Directory of image sets; VARDROP_DATA by default.")]
-INCLUDE = Annotated[MaybeText, Option(help="Make only layers of this name noisy (a glob).")]
-EXCLUDE = Annotated[MaybeText, Option(help="Leave layers of this name plain (a glob).")]
 JSON = Annotated[bool, Option("--json", help="Print JSON lines.")]
 CONFIG = Annotated[MaybePath, Option(help=_CONFIG, callback=read_config, is_eager=True)]
 SAMPLES = Annotated[int, Option(help="Draws of the noise.", min=1)]
+# The options of commands that train, in addition to the settings.
+_TRAINING: dict[str, Any] = {
+    "net": Annotated[MaybeText, Option(help=_NETS, autocompletion=complete(NETS))],
+    "validation": Annotated[MaybePath, Option(help=f"A file for validation, {_COLUMNS}")],
+    "test": Annotated[MaybePath, Option(help=f"A file for the test, {_COLUMNS}")],
+    "data_dir": DATA_DIR,
+    "include": Annotated[MaybeText, Option(help="Make only layers of this name noisy (a glob).")],
+    "exclude": Annotated[MaybeText, Option(help="Leave layers of this name plain (a glob).")],
+}
 
 
 def with_settings(*without: str) -> Callable[[Command], Command]:
-    """Add one option per field of `Roles` and `Settings` to a command that takes keyword arguments.
+    """Add the options of a training, and one per field of `Roles` and `Settings`, to a command.
 
-    Names, types, defaults and help come from the fields. An option that is not passed is None.
+    Names, types, defaults and help come from the fields. The command takes keyword arguments. An
+    option that is not passed is None.
 
     Args:
         without: fields that get no option.
@@ -163,18 +169,21 @@ def with_settings(*without: str) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
         parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        options = dict(_TRAINING)
         for described in (Roles, Settings):
             # The help is the text under `Args` of the docstring.
             text = (inspect.getdoc(described) or "").partition("Args:\n")[2].partition("\n\n")[0]
             helps = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE))
             types = get_type_hints(described)
             for field in dataclasses.fields(described):
-                if field.name not in without:
-                    option = _option(field, types[field.name], " ".join(helps[field.name].split()))
-                    keyword = inspect.Parameter.KEYWORD_ONLY
-                    parameters.append(
-                        inspect.Parameter(field.name, keyword, default=None, annotation=option)
-                    )
+                sentence = " ".join(helps[field.name].split())
+                options[field.name] = _option(field, types[field.name], sentence)
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters += [
+            inspect.Parameter(name, keyword, default=None, annotation=option)
+            for name, option in options.items()
+            if name not in without
+        ]
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return command
 
@@ -189,10 +198,9 @@ def _option(field: dataclasses.Field[Any], kind: Any, text: str) -> Any:
     default, word = field.default, field.name.replace("_", "-")
     usual = f"{default:g}" if isinstance(default, float) else "on" if default is True else default
     end = "." if default is None or default is False or default == () else f"; {usual} by default."
-    name, text = f"--{word}", text[0].upper() + text[1:].rstrip(".") + end
+    text = text[0].upper() + text[1:].rstrip(".") + end
+    name = f"--{word}/--no-{word}" if default is True else f"--{word}"
     options: dict[str, Any] = {}
-    if default is True:
-        name += f"/--no-{word}"
     if by_class:
         kind, options = str, {"parser": _weights, "metavar": "<balanced|a=1,b=10>"}
     elif get_origin(kind) is Literal:
@@ -213,19 +221,10 @@ def _pair(text: str) -> tuple[float, float]:
     return first, second
 
 
-def _weights(text: str) -> Literal["balanced"] | dict[str, float]:
+def _weights(text: str) -> Literal["balanced"] | dict[str, Any]:
     """The word balanced, or numbers by class."""
-    if text == "balanced":
-        return "balanced"
-    try:
-        pairs = [part.rpartition("=") for part in text.split(",")]
-        weights = {name.strip(): float(weight) for name, _, weight in pairs}
-        if "" in weights:
-            raise ValueError
-    except ValueError:
-        wanted = "balanced, or weights by class such as no=1,yes=10"
-        raise typer.BadParameter(f"Expected {wanted}, but got {text!r}.") from None
-    return weights
+    wanted = "balanced, or weights by class such as no=1,yes=10"
+    return "balanced" if text == "balanced" else assignments(text.split(","), wanted)
 
 
 @contextmanager
@@ -237,17 +236,22 @@ def usage() -> Iterator[None]:
         raise typer.BadParameter(str(wrong)) from wrong
 
 
-def assignments(texts: list[str] | None) -> dict[str, Any]:
-    """Options of a method in the form name=value, with a Python literal or a word as the value."""
+def assignments(texts: Iterable[str], wanted: str) -> dict[str, Any]:
+    """Pairs in the form name=value, with a Python literal or a word as the value.
+
+    Args:
+        texts: the pairs.
+        wanted: describes them in an error.
+    """
     options: dict[str, Any] = {}
-    for text in texts or ():
-        name, equals, literal = text.partition("=")
+    for text in texts:
+        name, equals, literal = text.rpartition("=")
         if not equals:
-            raise typer.BadParameter(f"Expected --option to be name=value, but got {text!r}.")
+            raise typer.BadParameter(f"Expected {wanted}, but got {text!r}.")
         try:
-            options[name] = ast.literal_eval(literal)
+            options[name.strip()] = ast.literal_eval(literal.strip())
         except (ValueError, SyntaxError):
-            options[name] = literal
+            options[name.strip()] = literal
     return options
 
 

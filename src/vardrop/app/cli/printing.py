@@ -87,38 +87,29 @@ def _print_scores(head: str, scored: Mapping[str, Any]) -> None:
         print_line(note)
 
 
-def compression(run: Run, plan: ShrinkPlan, as_json: bool) -> None:
-    """Print the removed weights of each layer, and the scores on test data."""
+def compression(run: Run, report: ShrinkPlan | Slimmed, as_json: bool) -> None:
+    """Print the removed weights of each layer, or the budget, and the scores on test data."""
     stored = run.results["compression"]
     if as_json:
         return _print_event("compression", run, stored)
-    print_line(str(plan))
+    before, after = (number(stored[f"test_score_{when}"]) for when in ("before", "after"))
+    scores = f"{stored['score']} on test data {before} -> {after}"
+    small = f"small model: {run.directory / SMALL}"
+    if isinstance(report, Slimmed):
+        repeated = {*report.notes, report.plan.proof}  # they are in the report too
+        layers = [line for line in str(report.plan).splitlines() if line not in repeated]
+        return print_line("\n".join([*layers, str(report), scores, small]))
+    print_line(str(report))
     if stored["macs_after"] > _FALLEN * stored["macs_before"]:
         print_line(
             "The MACs hardly fell: removing weights saves bytes (vardrop.pack), not latency. "
             f"For latency: vardrop compress {run.directory} --macs 0.5"
         )
-    print_line(f"threshold {stored['threshold']:.4g}, {_test_scores(stored)}")
-    print_line(f"small model: {run.directory / SMALL}, {stored['bytes']:,} bytes")
     packed = stored["packed_bytes"]
-    fewer = f"{plan.total('bytes')[0] / packed:.0f} times fewer than before"
+    fewer = f"{report.total('bytes')[0] / packed:.0f} times fewer than before"
+    print_line(f"threshold {stored['threshold']:.4g}, {scores}")
+    print_line(f"{small}, {stored['bytes']:,} bytes")
     print_line(f"packed: {run.directory / PACKED}, {packed:,} bytes, {fewer}")
-
-
-def slim(run: Run, report: Slimmed, as_json: bool) -> None:
-    """Print the budget that a model was trained to, and the scores on test data."""
-    stored = run.results["compression"]
-    if as_json:
-        return _print_event("compression", run, stored)
-    repeated = {*report.notes, report.plan.proof}  # they are in the report too
-    layers = [line for line in str(report.plan).splitlines() if line not in repeated]
-    print_line("\n".join([*layers, str(report), _test_scores(stored)]))
-    print_line(f"small model: {run.directory / SMALL}")
-
-
-def _test_scores(stored: Mapping[str, Any]) -> str:
-    before, after = (number(stored[f"test_score_{when}"]) for when in ("before", "after"))
-    return f"{stored['score']} on test data {before} -> {after}"
 
 
 def comparison(
@@ -126,10 +117,8 @@ def comparison(
 ) -> None:
     """Print a comparison, and the files that were written."""
     if as_json:
-        print(
-            json.dumps(to_json_safe({"event": "comparison", **compared.to_json()}), allow_nan=False)
-        )
-        return
+        content = to_json_safe({"event": "comparison", **compared.to_json()})
+        return print(json.dumps(content, allow_nan=False))
     from vardrop.app.report.comparison import FILE, PICTURE
 
     print_line(compared.table(scores))

@@ -56,12 +56,10 @@ def _split_options(typed: Sequence[str]) -> tuple[list[str], list[str]]:
         name, equals, _ = word.partition("=")
         if word == "--":
             others += [word, *words]
-        elif name not in _ANYWHERE:
-            others.append(word)
         elif name == "--import" and not equals:
             options.append(f"{word}={next(words, '')}")
         else:
-            options.append(word)
+            (options if name in _ANYWHERE else others).append(word)
     return options, others
 
 
@@ -71,11 +69,13 @@ def _describe(error: BaseException) -> tuple[str, int]:
         return "stopped before it ended.", 1
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
-        hint = f" Try `{context.command_path} --help`." if context is not None else ""
         name = getattr(getattr(error, "param", None), "name", "")
-        source = context.get_parameter_source(name) if context is not None else None
-        if context is not None and source is not None and source.name == "DEFAULT_MAP":
-            hint = f" It is set in {context.params['config']}."
+        hint = ""
+        if context is not None:
+            in_file = getattr(context.get_parameter_source(name), "name", "") == "DEFAULT_MAP"
+            hint = f" Try `{context.command_path} --help`."
+            if in_file:
+                hint = f" It is set in {context.params['config']}."
         near = getattr(error, "possibilities", None)
         message = (error.message if near else error.format_message()).rstrip(".")
         meant = suggest(getattr(error, "option_name", ""), near or ())

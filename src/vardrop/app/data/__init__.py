@@ -16,6 +16,6 @@ from vardrop.app.data.images import (
     idx_set as idx_set,
     load_cifar10 as load_cifar10,
 )
-from vardrop.app.data.preprocessing import Preprocessing as Preprocessing
-from vardrop.app.data.splits import About as About, Dataset as Dataset, Part as Part, Roles as Roles
+from vardrop.app.data.preprocessing import Preprocessing as Preprocessing, Roles as Roles
+from vardrop.app.data.splits import About as About, Dataset as Dataset, Part as Part
 from vardrop.app.data.tables import describe as describe, read_table as read_table

@@ -14,9 +14,9 @@ from torch import Tensor
 from vardrop._core.checks import LARGEST_WEIGHT, check_integer, check_type, suggest
 from vardrop._core.errors import VardropError, import_optional
 from vardrop.app.data.images import Images, ImageSet, idx_set, load_cifar10
-from vardrop.app.data.inputs import KINDS, Table, Tensors, read_input
-from vardrop.app.data.preprocessing import Task, label, to_days, to_numbers, to_tensor
-from vardrop.app.data.splits import PARTS, Dataset, Part, Roles, checksum, read_parts, split_rows
+from vardrop.app.data.inputs import KINDS, Table, Tensors, checksum, read_input
+from vardrop.app.data.preprocessing import Roles, Task, check_cells, label, to_days, to_numbers
+from vardrop.app.data.splits import PARTS, Dataset, Part, split_rows
 from vardrop.app.data.tables import SUFFIXES, check_columns, fit_preprocessing, infer_task, is_table
 
 if TYPE_CHECKING:
@@ -65,16 +65,11 @@ def register_dataset(name: str, load: Callable[[], Source]) -> None:
     >>> vd.load_dataset("steps").sizes
     {'train': 7, 'validation': 1, 'test': 2}
     """
-    if not isinstance(name, str) or name in dataset_names() or is_table(name):
+    if not isinstance(name, str) or name in (*DATASETS, *_REGISTERED) or is_table(name):
         raise VardropError(f"Expected `name` to be a new name, but got {name!r}.")
     if not callable(load):
         raise VardropError(f"Expected `load` to be a function, but got {load!r}.")
     _REGISTERED[name] = load
-
-
-def dataset_names() -> tuple[str, ...]:
-    """The names that `load_dataset` accepts, registered data sets included."""
-    return (*DATASETS, *_REGISTERED)
 
 
 def load_dataset(
@@ -134,9 +129,9 @@ def load_dataset(
     elif name in _REGISTERED:
         parts["train"] = _REGISTERED[name]()
     elif name is not None and not is_table(name):
-        names, endings = ", ".join(dataset_names()), ", ".join(SUFFIXES)
-        problem = f"Expected data to be one of {names}, or a file that ends in {endings}, but got "
-        raise VardropError(f"{problem}{name!r}.{suggest(name, dataset_names())}")
+        names, endings = (*DATASETS, *_REGISTERED), ", ".join(SUFFIXES)
+        problem = f"Expected data to be one of {', '.join(names)}, or a file that ends in {endings}"
+        raise VardropError(f"{problem}, but got {name!r}.{suggest(name, names)}")
     for kind in {type(d) for d in parts.values() if not isinstance(d, str | Path | None)}:
         _check_roles(wanted, _MARKS, f"data of the type {kind.__name__}")
     return _join(parts, wanted, seed, name, "test" if test is False else None)
@@ -197,24 +192,35 @@ def _join(
 
 
 def _split_table(
-    data: Table, roles: Roles, seed: int, parts: Sequence[str | None] | None, without: str | None
+    data: Table, roles: Roles, seed: int, parts: Sequence[str] | None, without: str | None
 ) -> Dataset:
-    table, name, checksum_, target = data
-    target = check_columns(table, dataclasses.replace(roles, target=target), name)
+    table, name, roles = data.rows, data.name, dataclasses.replace(roles, target=data.target)
+    target = check_columns(table, roles, name)
     task, note = (roles.task, "") if roles.task else infer_task(table[target], name)
     if roles.split is not None:
-        parts = read_parts(table[roles.split], roles.split, name)
+        cells = table[roles.split].astype(object)
+        texts = cells.where(cells.notna(), "train").astype(str).str.strip().str.lower()
+        wanted = f"train, validation or test in column '{roles.split}' of {name}"
+        check_cells(cells, ~texts.isin(PARTS), wanted)
+        parts = texts.tolist()
     stratified = task == "classification" and roles.stratify
-    classes = _codes(table[target].map(label)) if stratified else None
-    groups = None if roles.group is None else _codes(table[roles.group])
-    times = None if roles.time is None else _times(table[roles.time], roles, name)
+    encode = import_optional("pandas").factorize
+    classes = torch.tensor(encode(table[target].map(label))[0]) if stratified else None
+    groups = times = None
+    if roles.group is not None:
+        groups = torch.tensor(encode(table[roles.group], use_na_sentinel=False)[0])
+    if roles.time is not None:
+        column = table[roles.time]
+        numeric = import_optional("pandas").api.types.is_numeric_dtype(column)
+        times = to_numbers(column, name) if numeric else to_days(column, roles.date_format, name)
+        if bool(times.isnan().any()):
+            raise VardropError(f"Expected a time in every row of column '{roles.time}' of {name}.")
     rows = split_rows(len(table), seed, name, parts, classes, groups, times, without)
-    roles = dataclasses.replace(roles, target=target)
     learned = fit_preprocessing(table, rows["train"].tolist(), roles, task, name, note)
     inputs, targets = learned.inputs(table, name), learned.targets(table[target], name)
     weight = None if roles.weight is None else row_weights(table[roles.weight], name)
     together = groups if times is None else times.unique(return_inverse=True)[1]
-    about = {"name": name, "checksum": checksum_, "classes": learned.classes}
+    about = {"name": name, "checksum": data.checksum, "classes": learned.classes}
     everything = Part(inputs, targets, weight, together)
     return _dataset(everything, rows, kind="table", task=task, preprocessing=learned, **about)
 
@@ -226,23 +232,9 @@ def _dataset(everything: Part, rows: dict[str, Tensor], **about: Any) -> Dataset
     return Dataset(shape=tuple(everything.x.shape[1:]), **parts, **about)
 
 
-def _codes(column: pandas.Series) -> Tensor:
-    """One number for each distinct cell. Missing cells are equal."""
-    return torch.tensor(import_optional("pandas").factorize(column, use_na_sentinel=False)[0])
-
-
-def _times(column: pandas.Series, roles: Roles, source: str) -> Tensor:
-    """Numbers that increase with time."""
-    if bool(column.isna().any()):
-        raise VardropError(f"Expected a time in every row of column '{column.name}' of {source}.")
-    if import_optional("pandas").api.types.is_numeric_dtype(column):
-        return to_tensor(to_numbers(column, source))
-    return to_days(column, roles.date_format, source)
-
-
 def row_weights(column: pandas.Series, source: str) -> Tensor:
     """The weight of each row, (N,)."""
-    weights = to_tensor(to_numbers(column, source)).float()
+    weights = to_numbers(column, source).float()
     fits = bool(((weights >= 0) & (weights <= LARGEST_WEIGHT)).all())
     if not fits or float(weights.max()) < 1 / LARGEST_WEIGHT:
         name = f"column '{column.name}' of {source}"

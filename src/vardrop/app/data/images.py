@@ -37,31 +37,26 @@ def find(
         source: the address to download a missing file from; None if it has to be put there.
         directory: see `data_directory`.
     """
-    root = data_directory(directory)
-    path = Path(name) / file if root is None else root / name / file
-    if root is None or not path.is_file():
-        path = _fetch(name, file, md5, source, path)
+    root = data_directory(directory) or Path()
+    path = root / name / file
+    if data_directory(directory) is None or not path.is_file():
+        problem = f"File not found: {path}."
+        remedy = f"Put it there, or set VARDROP_DATA to the directory that holds {name}/{file}."
+        if source is None:
+            raise VardropError(f"{problem} {remedy}")
+        pooch = import_optional("pooch")
+        pooch.get_logger().setLevel("WARNING")
+        folder = pooch.os_cache("vardrop") / name
+        try:
+            path = Path(pooch.retrieve(source + file, f"md5:{md5}", file, folder))
+        except (OSError, ValueError) as failure:
+            reason = " ".join(str(failure).split())[:200]
+            text = f"{problem} The download from {source} failed: {reason}. {remedy}"
+            raise VardropError(text) from failure
     raw = path.read_bytes()
     if (digest := hashlib.md5(raw).hexdigest()) != md5:
         raise VardropError(f"Expected the MD5 of {path} to be {md5}, but got {digest}.")
     return raw
-
-
-def _fetch(name: str, file: str, md5: str, source: str | None, absent: Path) -> Path:
-    """A file in pooch's cache, downloaded if it is not there yet."""
-    problem = f"File not found: {absent}."
-    remedy = f"Put it there, or set VARDROP_DATA to the directory that holds {name}/{file}."
-    if source is None:
-        raise VardropError(f"{problem} {remedy}")
-    pooch = import_optional("pooch")
-    pooch.get_logger().setLevel("WARNING")
-    cache = pooch.os_cache("vardrop") / name
-    try:
-        return Path(pooch.retrieve(source + file, f"md5:{md5}", file, cache))
-    except (OSError, ValueError) as failure:
-        reason = " ".join(str(failure).split())[:200]
-        text = f"{problem} The download from {source} failed: {reason}. {remedy}"
-        raise VardropError(text) from failure
 
 
 _FILES = {
@@ -132,10 +127,7 @@ def load_cifar10(split: str = "train", directory: str | Path | None = None) -> I
     root = data_directory(directory)
     if root is not None and (root / "cifar10" / f"{_BATCHES[split][0]}.png").is_file():
         return _from_pngs(root / "cifar10", split)
-    return _from_archive(find("cifar10", _ARCHIVE, _MD5, _CIFAR_SOURCE, directory), split)
-
-
-def _from_archive(raw: bytes, split: str) -> Images:
+    raw = find("cifar10", _ARCHIVE, _MD5, _CIFAR_SOURCE, directory)
     with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
         parts = [archive.extractfile(f"cifar-10-batches-bin/{b}.bin") for b in _BATCHES[split]]
         content = b"".join(part.read() for part in parts if part is not None)

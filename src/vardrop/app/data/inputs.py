@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset as TorchDataset
 
 from vardrop._core.errors import VardropError, import_optional
-from vardrop.app.data.splits import Roles, checksum
+from vardrop.app.data.preprocessing import Roles
 from vardrop.app.data.tables import check_frame, read_table
 
 if TYPE_CHECKING:
@@ -76,24 +76,32 @@ def read_input(data: Source, roles: Roles, texts: Collection[str] = ()) -> Table
         text = "Expected `data` to be one file or a pair (X, y), but got a pair of names."
         remedy = "Pass files of other parts as `validation` and `test`, or join them first."
         raise VardropError(f"{text} {remedy}")
-    return _read_tensors(x, y) if getattr(x, "ndim", 2) > 2 else _read_pair(x, y, roles.target)
+    if getattr(x, "ndim", 2) <= 2:
+        return _read_pair(x, y, roles.target)
+    inputs, classes = torch.as_tensor(x).detach().float(), torch.as_tensor(y)
+    if classes.is_floating_point() or classes.shape != inputs.shape[:1]:
+        wrong = f"{classes.dtype} of shape {tuple(classes.shape)}. Train with vardrop.ELBO instead."
+        raise VardropError(f"Expected `y` to hold a class for each input, but got {wrong}")
+    return Tensors(inputs, "the tensors", checksum(inputs, classes.long()), classes.long())
 
 
-def frame_of(x: Array, names: Sequence[str]) -> pandas.DataFrame:
-    """A table of examples to predict: a DataFrame unchanged, or an array with these column names.
+def frame_of(x: Array, names: Sequence[str] | None = None) -> pandas.DataFrame:
+    """A table of examples: a DataFrame unchanged, or an array with these column names.
 
     Args:
         x: a DataFrame, or an array with one column per name.
-        names: the columns of the training data.
+        names: the columns of the training data; x0, x1, ... by default.
     """
-    frame = to_frame(x)
-    if frame is not None:
+    if (frame := to_frame(x)) is not None:
         return frame
     array = _to_numpy(x)
-    if array.ndim != 2 or array.shape[1] != len(names):
-        shape = f"the shape {array.shape}. Pass a DataFrame with their names."
-        raise VardropError(f"Expected {len(names)} columns, as in the training data, not {shape}")
-    return import_optional("pandas").DataFrame(array, columns=list(names))
+    if array.ndim != 2 or (names is not None and array.shape[1] != len(names)):
+        columns = f"{len(names or ())} columns, as in the training data"
+        wanted = "`X` to be a table" if names is None else columns
+        remedy = "Pass a DataFrame with names of columns."
+        raise VardropError(f"Expected {wanted}, but got the shape {array.shape}. {remedy}")
+    table = import_optional("pandas").DataFrame(array, columns=names)
+    return table if names is not None else table.add_prefix("x")
 
 
 def free_name(name: str, taken: Iterable[str]) -> str:
@@ -120,12 +128,7 @@ def _to_numpy(array: Array) -> NDArray[Any]:
 
 
 def _read_pair(x: Array, y: Array, target: str | None) -> Table:
-    frame, targets = to_frame(x), _to_numpy(y)
-    if frame is None:
-        inputs = _to_numpy(x)
-        if inputs.ndim != 2:
-            raise VardropError(f"Expected `X` to be a table, but got the shape {inputs.shape}.")
-        frame = frame_of(inputs, [f"x{i}" for i in range(inputs.shape[1])])
+    frame, targets = frame_of(x), _to_numpy(y)
     rows = len(frame)
     if targets.shape not in ((rows,), (rows, 1)):
         shape = targets.shape
@@ -133,14 +136,6 @@ def _read_pair(x: Array, y: Array, target: str | None) -> Table:
     name = free_name(target or str(getattr(y, "name", None) or TARGET), frame.columns)
     frame = frame.assign(**{name: targets.reshape(-1)})
     return Table(frame, "the arrays", _hash(frame), name)
-
-
-def _read_tensors(x: Array, y: Array) -> Tensors:
-    inputs, classes = torch.as_tensor(x).detach().float(), torch.as_tensor(y)
-    if classes.is_floating_point() or classes.shape != inputs.shape[:1]:
-        wrong = f"{classes.dtype} of shape {tuple(classes.shape)}. Train with vardrop.ELBO instead."
-        raise VardropError(f"Expected `y` to hold a class for each input, but got {wrong}")
-    return Tensors(inputs, "the tensors", checksum(inputs, classes.long()), classes.long())
 
 
 def _collect(data: Examples) -> tuple[Tensor, ...]:
@@ -166,4 +161,13 @@ def _hash(frame: pandas.DataFrame) -> str:
     hashed = import_optional("pandas").util.hash_pandas_object(frame.astype(mixed), index=False)
     described = ",".join(f"{name}:{kind}" for name, kind in frame.dtypes.items())
     digest = hashlib.sha256(described.encode() + hashed.to_numpy().tobytes())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def checksum(*tensors: Tensor) -> str:
+    """SHA-256 of tensors: their types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return f"sha256:{digest.hexdigest()}"

@@ -12,7 +12,6 @@ from vardrop.app.data.preprocessing import (
     CategoryColumn,
     Column,
     DateColumn,
-    NumberColumn,
     Preprocessing,
 )
 
@@ -51,38 +50,36 @@ def with_preprocessing(model: onnx.ModelProto, preprocessing: Preprocessing) -> 
     if len(sizes) != 2 or sizes[1] not in (0, width):
         shape = f"'{first.name.removeprefix(_NET)}' with {sizes}"
         raise VardropError(f"Expected the first input to be (batch, {width}), but got {shape}.")
-    graph, after = _Graph(onnx), []
+    graph = _Graph(onnx)
     parts = [graph.add_column(column) for column in preprocessing.columns]
     graph.add("Concat", *parts, out=first.name, axis=1)
     names = [column.name for column in preprocessing.columns]
     for port in others:
         inner, port.name = port.name, free_name(port.name.removeprefix(_NET), names)
         graph.add("Identity", port.name, out=inner)
+    graph.nodes += inside.graph.node
     for port in inside.graph.output:
         inner, port.name = port.name, free_name(port.name.removeprefix(_NET), names)
-        after.append(onnx.helper.make_node("Identity", [inner], [port.name]))
-    graph.nodes += [*inside.graph.node, *after]
+        graph.add("Identity", inner, out=port.name)
     for field, protos in (("input", [*graph.inputs, *others]), ("node", graph.nodes)):
         inside.graph.ClearField(field)
         getattr(inside.graph, field).extend(protos)
     inside.graph.initializer.extend(graph.constants)
-    _describe(onnx, inside, preprocessing)
+    versions = {"ai.onnx.ml": _LABELS} | {o.domain: o.version for o in inside.opset_import}
+    inside.ClearField("opset_import")
+    inside.opset_import.extend(onnx.helper.make_opsetid(*pair) for pair in versions.items())
+    inside.producer_name = "vardrop"
+    kinds = {column.name: type(column).__name__ for column in preprocessing.columns}
+    metadata = {
+        **{p.key: p.value for p in inside.metadata_props},
+        "columns": json.dumps(kinds, ensure_ascii=False),
+        "classes": json.dumps(preprocessing.classes, ensure_ascii=False),
+        "target": preprocessing.target,
+        "task": preprocessing.task,
+    }
+    onnx.helper.set_model_props(inside, metadata)
     onnx.checker.check_model(inside)
     return inside
-
-
-def _describe(onnx: Any, model: onnx.ModelProto, preprocessing: Preprocessing) -> None:
-    """Set the versions of operators and the metadata."""
-    versions = {"ai.onnx.ml": _LABELS} | {o.domain: o.version for o in model.opset_import}
-    model.ClearField("opset_import")
-    model.opset_import.extend(onnx.helper.make_opsetid(*pair) for pair in versions.items())
-    model.producer_name = "vardrop"
-    columns = {column.name: type(column).__name__ for column in preprocessing.columns}
-    described = {"columns": columns, "classes": preprocessing.classes}
-    metadata = {p.key: p.value for p in model.metadata_props}
-    metadata |= {k: json.dumps(v, ensure_ascii=False) for k, v in described.items()}
-    metadata |= {"target": preprocessing.target, "task": preprocessing.task}
-    onnx.helper.set_model_props(model, metadata)
 
 
 class _Graph:
@@ -114,15 +111,22 @@ class _Graph:
         return self.add("Concat", *(self.add("Unsqueeze", f, axis) for f in floats), axis=1)
 
     def add_column(self, column: Column) -> str:
-        """Add an input for a column, and return the name of its tensor (batch, width)."""
+        """Add an input for a column, and return the name of its tensor (batch, width).
+
+        A column of categories is 0 or 1 for each, or for an embedding their numbers from 1 on.
+        """
         types, make = self.onnx.TensorProto, self.onnx.helper.make_tensor_value_info
         if isinstance(column, CategoryColumn):
             self.inputs.append(make(column.name, types.STRING, ["batch"]))
-            return self._categories(column)
+            numbers = list(range(len(column.categories)))
+            labels: Any = {"keys_strings": column.categories, "values_int64s": numbers}
+            codes = self.add("LabelEncoder", column.name, domain="ai.onnx.ml", **labels)
+            if column.embedded:  # codes are -1 for other texts
+                return self.to_columns(self.add("Add", codes, self.constant(1, "int64")))
+            upright = self.add("Unsqueeze", codes, self.constant([1], "int64"))
+            equal = self.add("Equal", upright, self.constant([numbers], "int64"))
+            return self.add("Cast", equal, to=types.FLOAT)
         self.inputs.append(make(column.name, types.DOUBLE, ["batch"]))
-        return self._numbers(column)
-
-    def _numbers(self, column: NumberColumn | DateColumn) -> str:
         missing = self.add("IsNaN", column.name)
         fill = self.constant(column.mean if isinstance(column, DateColumn) else column.median)
         filled = self.add("Where", missing, fill, column.name)
@@ -131,15 +135,4 @@ class _Graph:
         for period in column.periods if isinstance(column, DateColumn) else ():
             angle = self.add("Mul", filled, self.constant(2 * math.pi / period))
             parts += [self.add("Sin", angle), self.add("Cos", angle)]
-        return self.to_columns(*parts, *([missing] if column.missing else []))
-
-    def _categories(self, column: CategoryColumn) -> str:
-        """A column of 0 and 1 for each category, or for an embedding their numbers from 1 on."""
-        numbers = list(range(len(column.categories)))
-        labels: Any = {"keys_strings": column.categories, "values_int64s": numbers}  # -1 for others
-        codes = self.add("LabelEncoder", column.name, domain="ai.onnx.ml", **labels)
-        if column.embedded:
-            return self.to_columns(self.add("Add", codes, self.constant(1, "int64")))
-        upright = self.add("Unsqueeze", codes, self.constant([1], "int64"))
-        equal = self.add("Equal", upright, self.constant([numbers], "int64"))
-        return self.add("Cast", equal, to=self.onnx.TensorProto.FLOAT)
+        return self.to_columns(*[*parts, missing][: column.width])

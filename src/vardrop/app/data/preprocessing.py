@@ -1,9 +1,10 @@
-"""The preprocessing of a table: learned from the training rows, stored as JSON."""
+"""The roles of the columns of a table, and their preprocessing, which is stored as JSON."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -31,12 +32,71 @@ _TRUTH = {"True", "False"}  # pandas reads true, TRUE and True alike
 
 
 @dataclass(frozen=True)
+class Roles:
+    """The roles of the columns of a table, and the format of its cells.
+
+    Args:
+        target: the column to predict.
+        task: classification or regression, inferred from the target by default.
+        drop: columns to leave out.
+        id: a column with the names of the rows, copied to the predictions. It is not an input.
+        weight: a column with the weight of each row. Weight 2 counts as two rows.
+        split: a column with the part of each row: train, validation or test.
+        group: rows with the same value in this column stay in one part.
+        time: the latest rows by this column are the test part, the rows before them validation.
+        stratify: each part has about the same fraction of every class.
+        sep: the delimiter of a CSV file, inferred from its first lines by default.
+        decimal: the decimal mark of a CSV file.
+        thousands: the mark between thousands in a CSV file, none by default.
+        date_format: the format of dates in texts, such as %d/%m/%Y. The default is ISO 8601.
+    """
+
+    target: str | None = None
+    task: Task | None = None
+    drop: tuple[str, ...] = ()
+    id: str | None = None
+    weight: str | None = None
+    split: str | None = None
+    group: str | None = None
+    time: str | None = None
+    stratify: bool = True
+    sep: str | None = None
+    decimal: str = "."
+    thousands: str | None = None
+    date_format: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in fields(Roles) if f.name not in ("task", "drop", "stratify")):
+            check_type(name, getattr(self, name), str | None, "a text, such as a column's name")
+        for name in self.drop:
+            check_type("drop", name, str, "a list of names of columns")
+        check_type("stratify", self.stratify, bool, "True or False")
+        if self.task is not None:
+            check_choice("task", self.task, get_args(Task))
+        if self.sep == "\\t":  # typed in a shell
+            object.__setattr__(self, "sep", "\t")
+        marks = [mark for mark in (self.sep, self.decimal, self.thousands) if mark is not None]
+        if len({*marks}) < len(marks) or any(len(mark) != 1 for mark in marks):
+            named = "`sep`, `decimal` and `thousands`"
+            raise VardropError(f"Expected {named} to be different characters, but got {marks}.")
+        if self.group is not None and self.time is not None:
+            raise VardropError("`group` cannot be combined with `time`. Choose one of them.")
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """The columns that are not inputs."""
+        named = (self.target, self.id, self.weight, self.split, self.group, self.time)
+        return (*self.drop, *(name for name in named if name is not None))
+
+
+@dataclass(frozen=True)
 class NumberColumn:
     """A numeric column, scaled to mean 0 and standard deviation 1; the median replaces gaps.
 
     With `missing` a second column marks the missing values.
     """
 
+    kind = "number"
     name: str
     median: float
     mean: float
@@ -50,9 +110,10 @@ class NumberColumn:
 
     def apply(self, cells: pandas.Series, source: str) -> Tensor:
         """The columns of the tensor, (N, width)."""
-        numbers = to_tensor(to_numbers(cells, source))
-        scaled = (torch.where(numbers.isnan(), self.median, numbers) - self.mean) / self.std
-        return _stack([scaled], numbers.isnan(), self.missing)
+        numbers = to_numbers(cells, source)
+        gaps = numbers.isnan()
+        scaled = (torch.where(gaps, self.median, numbers) - self.mean) / self.std
+        return torch.stack([scaled, gaps][: self.width], 1).float()
 
     def __str__(self) -> str:
         return f"median {self.median:.4g}{', with missing values' if self.missing else ''}"
@@ -66,6 +127,7 @@ class CategoryColumn:
     There 0 is a missing or unknown category.
     """
 
+    kind = "category"
     name: str
     categories: tuple[str, ...]
     embedded: bool = False
@@ -87,9 +149,9 @@ class CategoryColumn:
         return (codes + 1 if self.embedded else codes == torch.arange(self.width)).float()
 
     def __str__(self) -> str:
-        if not self.embedded:
-            return ", ".join(self.categories)
-        return f"{len(self.categories)} with an embedding: {', '.join(self.categories[:3])}, ..."
+        first = ", ".join(self.categories[:3])
+        some = f"{len(self.categories)} with an embedding: {first}, ..."
+        return some if self.embedded else ", ".join(self.categories)
 
 
 @dataclass(frozen=True)
@@ -100,6 +162,7 @@ class DateColumn:
     the day too. With `missing` a last column marks the missing values.
     """
 
+    kind = "date"
     name: str
     mean: float
     std: float
@@ -120,21 +183,19 @@ class DateColumn:
     def apply(self, cells: pandas.Series, source: str) -> Tensor:
         """The columns of the tensor, (N, width)."""
         days = to_days(cells, self.date_format, source)
-        filled = torch.where(days.isnan(), self.mean, days)
+        gaps = days.isnan()
+        filled = torch.where(gaps, self.mean, days)
         angles = [2 * math.pi * filled / period for period in self.periods]
         waves = [wave for angle in angles for wave in (angle.sin(), angle.cos())]
-        return _stack([(filled - self.mean) / self.std, *waves], days.isnan(), self.missing)
+        parts = [(filled - self.mean) / self.std, *waves, gaps]
+        return torch.stack(parts[: self.width], 1).float()
 
     def __str__(self) -> str:
         return f"{self.date_format or 'ISO 8601'}{', with hours' if self.hours else ''}"
 
 
 Column = NumberColumn | CategoryColumn | DateColumn
-_KINDS: dict[str, type[Column]] = {
-    "number": NumberColumn,
-    "category": CategoryColumn,
-    "date": DateColumn,
-}
+_KINDS: dict[str, type[Column]] = {column.kind: column for column in get_args(Column)}
 
 
 @dataclass(frozen=True)
@@ -168,12 +229,12 @@ class Preprocessing:
     @property
     def embeddings(self) -> dict[int, int]:
         """How many category numbers the embedded columns have, by place in the tensor."""
-        sizes, place = {}, 0
-        for column in self.columns:
-            if isinstance(column, CategoryColumn) and column.embedded:
-                sizes[place] = 1 + len(column.categories)
-            place += column.width
-        return sizes
+        places = accumulate((column.width for column in self.columns), initial=0)
+        return {
+            place: 1 + len(column.categories)
+            for place, column in zip(places, self.columns, strict=False)
+            if isinstance(column, CategoryColumn) and column.embedded
+        }
 
     @property
     def text_columns(self) -> set[str]:
@@ -197,7 +258,7 @@ class Preprocessing:
     def targets(self, cells: pandas.Series, source: str) -> Tensor:
         """Class numbers (N,), or scaled numbers (N, 1)."""
         if self.task == "regression":
-            numbers = to_tensor(to_numbers(cells, source))
+            numbers = to_numbers(cells, source)
             return ((numbers - self.target_mean) / self.target_std).float().unsqueeze(1)
         index = {name: i for i, name in enumerate(self.classes)}
         codes = torch.tensor([index.get(label(cell), -1) for cell in cells])
@@ -212,31 +273,30 @@ class Preprocessing:
             cells = table[column.name]
             if isinstance(column, CategoryColumn):
                 new = cells[(column.codes(cells) < 0).numpy() & cells.notna().to_numpy()]
-                first = ", ".join(list(dict.fromkeys(map(str, new)))[:3])
+                first = ", ".join(new.map(str).unique()[:3])
                 text = f"{len(new)} rows with a new category ({first}), taken for none"
             else:
-                new = [] if column.missing else cells[cells.isna()]
+                new = cells[cells.isna() & (not column.missing)]
                 text = f"{len(new)} missing values, filled as in training"
             notes += [f"Column '{column.name}': {text}."] if len(new) else []
         return notes
 
     def to_json(self) -> dict[str, Any]:
         """The preprocessing as plain dictionaries."""
-        kinds = {kind: name for name, kind in _KINDS.items()}
-        columns = [{"kind": kinds[type(c)], **asdict(c)} for c in self.columns]
+        columns = [{"kind": c.kind, **asdict(c)} for c in self.columns]
         return {"version": VERSION, **asdict(self), "columns": columns}
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Preprocessing:
         """The preprocessing that `to_json` described."""
-        fields: dict[str, Any] = _tuples(stored)
-        if (version := fields.pop("version", None)) != VERSION:
+        content: dict[str, Any] = _tuples(stored)
+        if (version := content.pop("version", None)) != VERSION:
             raise VardropError(f"Expected preprocessing of version {VERSION}, but got {version!r}.")
-        fields["columns"] = tuple(_KINDS[c.pop("kind")](**c) for c in fields["columns"])
-        preprocessing = cls(**fields)
-        for part in (preprocessing, *preprocessing.columns):
+        columns = tuple(_KINDS[c.pop("kind")](**c) for c in content["columns"])
+        preprocessing = cls(**content | {"columns": columns})
+        for part in (preprocessing, *columns):
             _check_fields(part)
-        names = [column.name for column in preprocessing.columns]
+        names = [column.name for column in columns]
         if not names or len(set(names)) < len(names):
             raise VardropError(f"Expected columns that differ in their names, but got {names}.")
         return preprocessing
@@ -268,15 +328,6 @@ def _tuples(stored: Any) -> Any:
     return tuple(map(_tuples, stored)) if isinstance(stored, list) else stored
 
 
-def to_tensor(column: pandas.Series) -> Tensor:
-    """A column of numbers in double precision."""
-    return torch.tensor(column.to_numpy(dtype="float64", copy=True), dtype=torch.float64)
-
-
-def _stack(parts: list[Tensor], missing: Tensor, marked: bool) -> Tensor:
-    return torch.stack([*parts, *([missing.double()] if marked else [])], 1).float()
-
-
 def label(cell: object) -> str:
     """The name of a class: whole numbers without a fraction, so that 1 and 1.0 are one class."""
     return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell)
@@ -291,13 +342,13 @@ def is_number(text: str) -> bool:
     return True
 
 
-def to_numbers(column: pandas.Series, source: str) -> pandas.Series:
-    """A column as floats, missing cells as NaN. An error shows cells that are not numbers."""
+def to_numbers(column: pandas.Series, source: str) -> Tensor:
+    """A column in double precision, NaN for missing cells. An error shows other cells."""
     numbers = import_optional("pandas").to_numeric(column, errors="coerce").astype("float64")
     wrong = (numbers.isna() & column.notna()) | numbers.isin([math.inf, -math.inf])
     remedy = "Set `decimal` or `thousands` of the file (--decimal, --thousands), or correct them."
     check_cells(column, wrong, f"numbers in column '{column.name}' of {source}", remedy)
-    return numbers
+    return torch.tensor(numbers.to_numpy())
 
 
 def to_dates(column: pandas.Series, date_format: str | None) -> pandas.Series:
@@ -316,7 +367,8 @@ def to_days(column: pandas.Series, date_format: str | None, source: str) -> Tens
     wanted = f"{kind} in column '{column.name}' of {source}"
     remedy = "Set `date_format` (--date-format), such as %d/%m/%Y, or correct them."
     check_cells(column, dates.isna() & column.notna(), wanted, remedy)
-    return to_tensor((dates - pandas.Timestamp("2000-01-01")) / pandas.Timedelta(days=1))
+    days = (dates - pandas.Timestamp("2000-01-01")) / pandas.Timedelta(days=1)
+    return torch.tensor(days.to_numpy("float64"))
 
 
 def check_cells(column: pandas.Series, wrong: NDArray[Any], wanted: str, remedy: str = "") -> None:

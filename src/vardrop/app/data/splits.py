@@ -1,29 +1,23 @@
-"""Data sets in three parts, the roles of columns, and splits of rows."""
+"""Data sets in three parts, and splits of rows."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_choice, check_type
 from vardrop._core.errors import VardropError, import_optional
-from vardrop.app.data.preprocessing import Preprocessing, Task, check_cells
-
-if TYPE_CHECKING:
-    import pandas
+from vardrop.app.data.preprocessing import Preprocessing, Task
 
 Kind = Literal["image", "table"]
 PARTS = ("train", "validation", "test")
 _FRACTIONS = {"test": 0.2, "validation": 0.1}
 _SEEDS = 2**32  # of scikit-learn; larger seeds are taken modulo
-_TRIES = 20  # random choices of groups; the one nearest to the wanted size is taken
 
 
 class _Pair(NamedTuple):
@@ -59,15 +53,13 @@ class Part(_Pair):
     @property
     def weights(self) -> Tensor:
         """Weights (N,) in double precision, ones if there are none."""
-        weight = torch.ones(len(self.y)) if self.weight is None else self.weight
-        return weight.double()
+        return (torch.ones(len(self.y)) if self.weight is None else self.weight).double()
 
     @property
     def shares(self) -> Tensor:
         """1 / the size of the row's group, (N,) in double precision. Ones without groups."""
-        if self.group is None:
-            return torch.ones(len(self.y), dtype=torch.float64)
-        _, number, counts = self.group.unique(return_inverse=True, return_counts=True)
+        group = torch.arange(len(self.y)) if self.group is None else self.group
+        _, number, counts = group.unique(return_inverse=True, return_counts=True)
         return 1 / counts[number].double()
 
     def take(self, rows: Tensor) -> Part:
@@ -79,71 +71,6 @@ class Part(_Pair):
         pairs = ((self.weight, other.weight), (self.group, other.group))
         others = (None if a is None or b is None else torch.cat([a, b]) for a, b in pairs)
         return Part(torch.cat([self.x, other.x]), torch.cat([self.y, other.y]), *others)
-
-
-@dataclass(frozen=True)
-class Roles:
-    """The roles of the columns of a table, and the format of its cells.
-
-    Args:
-        target: the column to predict.
-        task: classification or regression, inferred from the target by default.
-        drop: columns to leave out.
-        id: a column with the names of the rows, copied to the predictions. It is not an input.
-        weight: a column with the weight of each row. Weight 2 counts as two rows.
-        split: a column with the part of each row: train, validation or test.
-        group: rows with the same value in this column stay in one part.
-        time: the latest rows by this column are the test part, the rows before them validation.
-        stratify: each part has about the same fraction of every class.
-        sep: the delimiter of a CSV file, inferred from its first lines by default.
-        decimal: the decimal mark of a CSV file.
-        thousands: the mark between thousands in a CSV file, none by default.
-        date_format: the format of dates in texts, such as %d/%m/%Y. The default is ISO 8601.
-    """
-
-    target: str | None = None
-    task: Task | None = None
-    drop: tuple[str, ...] = ()
-    id: str | None = None
-    weight: str | None = None
-    split: str | None = None
-    group: str | None = None
-    time: str | None = None
-    stratify: bool = True
-    sep: str | None = None
-    decimal: str = "."
-    thousands: str | None = None
-    date_format: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in (f.name for f in fields(Roles) if f.name not in ("task", "drop", "stratify")):
-            check_type(name, getattr(self, name), str | None, "a text, such as a column's name")
-        for name in self.drop:
-            check_type("drop", name, str, "a list of names of columns")
-        check_type("stratify", self.stratify, bool, "True or False")
-        if self.task is not None:
-            check_choice("task", self.task, get_args(Task))
-        if self.sep == "\\t":  # typed in a shell
-            object.__setattr__(self, "sep", "\t")
-        marks = [mark for mark in (self.sep, self.decimal, self.thousands) if mark is not None]
-        if len({*marks}) < len(marks) or any(len(mark) != 1 for mark in marks):
-            named = "`sep`, `decimal` and `thousands`"
-            raise VardropError(f"Expected {named} to be different characters, but got {marks}.")
-        if self.group is not None and self.time is not None:
-            raise VardropError("`group` cannot be combined with `time`. Choose one of them.")
-
-    @property
-    def apart(self) -> tuple[str, ...]:
-        """The columns that are not inputs."""
-        named = (self.target, self.id, self.weight, self.split, self.group, self.time)
-        return (*self.drop, *(name for name in named if name is not None))
-
-    @property
-    def reading(self) -> str:
-        """The format of the cells of a file, in one line."""
-        sep = "inferred from the file" if self.sep is None else repr(self.sep)
-        marks = f"decimal {self.decimal!r}, thousands {self.thousands!r}"
-        return f"sep {sep}, {marks}, dates {self.date_format or 'ISO 8601'}"
 
 
 @dataclass(frozen=True)
@@ -205,14 +132,11 @@ def with_class_weight(
         class_weight: "balanced", or a weight by class. The default of a class is 1.
     """
     rows = data.train.join(data.validation)
-    factors = torch.ones(len(data.classes), dtype=torch.float64)
     if isinstance(class_weight, str):
         counts = torch.bincount(rows.y, rows.weights, len(data.classes))
-        present = counts > 0
-        factors[present] = counts.sum() / (present.sum() * counts[present])
+        factors = counts.sum() / ((counts > 0).sum() * counts)  # infinite for classes without rows
     else:
-        for name, weight in class_weight.items():
-            factors[data.classes.index(name)] = weight
+        factors = torch.tensor([class_weight.get(name, 1.0) for name in data.classes]).double()
     parts = (data.train, data.validation)
     train, validation = (Part(*p, (p.weights * factors[p.y]).float(), p.group) for p in parts)
     return dataclasses.replace(data, train=train, validation=validation)
@@ -222,7 +146,7 @@ def split_rows(
     count: int,
     seed: int,
     name: str,
-    parts: Sequence[str | None] | None = None,
+    parts: Sequence[str] | None = None,
     classes: Tensor | None = None,
     groups: Tensor | None = None,
     times: Tensor | None = None,
@@ -234,67 +158,52 @@ def split_rows(
         count: the number of rows.
         seed: seed of the shuffling.
         name: name of the data, for errors.
-        parts: the part of each row, or None for rows to split. A validation or test part without
-            rows is taken from the other rows.
+        parts: the part of each row. A validation or test part without rows is taken from the
+            training rows.
         classes: class numbers. Every part gets its fraction of each class.
         groups: numbers of groups that stay together.
         times: the latest rows are the test part. Rows of one time stay together.
         without: a part that stays empty.
     """
-    named = [None] * count if parts is None else list(parts)
-    split = {part: _positions(named, part) for part in _FRACTIONS}
-    rest = _positions(named, "train", None)
+    numbers = torch.tensor([PARTS.index(part) for part in parts or ["train"] * count])
+    split = {part: (numbers == i).nonzero().flatten() for i, part in enumerate(PARTS)}
+    rest = split["train"]
     wanted = [part for part in _FRACTIONS if len(split[part]) == 0 and part != without]
     sizes = [max(1, round(_FRACTIONS[part] * len(rest))) for part in wanted]
-    blocks = {"different times": times, "groups": groups, "rows": torch.arange(count)}
-    kind, block = next((kind, b[rest]) for kind, b in blocks.items() if b is not None)
-    if (number := len(block.unique())) <= len(wanted):
+    kind, blocks = "rows", torch.arange(count)
+    if times is not None:
+        kind, blocks = "different times", times
+    if groups is not None:
+        # Groups are blocks in a random order, of which the last are held out. Large groups are
+        # first, because they would make a part too large.
+        large = groups.bincount() > _FRACTIONS["test"] * len(rest)
+        order = torch.randperm(len(large), generator=torch.Generator().manual_seed(seed))
+        kind, blocks = "groups", (order - len(large) * large)[groups]
+    if (number := len(blocks[rest].unique())) <= len(wanted):
         parted = f"{name} for training, validation and test, but got {number}"
         raise VardropError(f"Expected at least {len(wanted) + 1} {kind} to split {parted}.")
-    for done, (part, size) in enumerate(zip(wanted, sizes, strict=True)):
-        left = len(wanted) - done  # groups or times that have to stay
-        if times is not None:
-            levels, counts = times[rest].unique(return_counts=True)
-            later = counts.flip(0).cumsum(0)[:-left]  # rows of the latest time, the latest two, ...
-            start = levels[-1 - int((later - size).abs().argmin())]
-            held = (times[rest] >= start).nonzero().flatten()
-        elif groups is not None:
-            held = _choose_groups(groups[rest], size, left, seed)
-        else:
+    for left, part, size in zip(range(len(wanted), 0, -1), wanted, sizes, strict=True):
+        if kind == "rows":
             strata = torch.zeros_like(rest) if classes is None else classes[rest]
             held = _choose_rows(strata, size, seed)
-        mask = torch.zeros(len(rest), dtype=torch.bool).index_fill(0, held, True)
-        split[part], rest = rest[mask], rest[~mask]
+        else:
+            levels, counts = blocks[rest].unique(return_counts=True)
+            later = counts.flip(0).cumsum(0)[:-left]  # rows of the last block, the last two, ...
+            held = blocks[rest] >= levels[-1 - int((later - size).abs().argmin())]
+        split[part], rest = rest[held], rest[~held]
     return {**split, "train": rest}
 
 
-def _positions(parts: Sequence[str | None], *wanted: str | None) -> Tensor:
-    return torch.tensor([i for i, part in enumerate(parts) if part in wanted]).long()
-
-
-def _choose_groups(groups: Tensor, size: int, left: int, seed: int) -> Tensor:
-    """About `size` rows of random groups. At least `left` groups remain."""
-    total = len(groups.unique())
-    number = min(max(1, round(size / len(groups) * total)), total - left)
-    splitter = import_optional("sklearn.model_selection").GroupShuffleSplit
-    chooser = splitter(_TRIES, test_size=number, random_state=seed % _SEEDS)
-    splits = chooser.split(groups, groups=groups)
-    return torch.tensor(min((held for _, held in splits), key=lambda held: abs(len(held) - size)))
-
-
 def _choose_rows(classes: Tensor, size: int, seed: int) -> Tensor:
-    """`size` rows, stratified if there are enough, without the only row of a class."""
+    """A mask of `size` rows, stratified if there are enough, without the only row of a class."""
     counts = classes.bincount()
     several = (counts[classes] > 1).nonzero().flatten()
     free = several if len(several) > size else torch.arange(len(classes))
     fits = int((counts > 1).sum()) <= min(size, len(several) - size)
-    options = {
-        "test_size": size,
-        "random_state": seed % _SEEDS,
-        "stratify": classes[free] if fits else None,
-    }
+    options = {"test_size": size, "random_state": seed % _SEEDS}
     split = import_optional("sklearn.model_selection").train_test_split
-    return torch.tensor(split(free.numpy(), **options)[1])
+    held = split(free.numpy(), stratify=classes[free] if fits else None, **options)[1]
+    return torch.zeros(len(classes), dtype=torch.bool).index_fill(0, torch.tensor(held), True)
 
 
 def fold_numbers(rows: Part, folds: int, task: Task, seed: int) -> Tensor:
@@ -303,34 +212,15 @@ def fold_numbers(rows: Part, folds: int, task: Task, seed: int) -> Tensor:
     if folds > count:
         kind = "rows" if rows.group is None else "groups"
         raise VardropError(f"Expected `folds` to be at most {count}, the {kind}, but got {folds}.")
-    numbers = torch.zeros(len(rows.y), dtype=torch.long)
-    labels = rows.y if task == "classification" else numbers
+    labels = rows.y if task == "classification" else torch.zeros(len(rows.y), dtype=torch.long)
     if int(labels.bincount().max()) < folds:  # too few of every class to spread them
-        labels = numbers
+        labels = torch.zeros_like(labels)
     name = "StratifiedKFold" if rows.group is None else "StratifiedGroupKFold"
-    splitter = getattr(import_optional("sklearn.model_selection"), name)
+    make_splitter = getattr(import_optional("sklearn.model_selection"), name)
+    splitter = make_splitter(folds, shuffle=True, random_state=seed % _SEEDS)
+    numbers = torch.zeros_like(labels)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a class with fewer rows than folds
-        parts = splitter(folds, shuffle=True, random_state=seed % _SEEDS).split(
-            labels, labels, rows.group
-        )
-        for number, held in enumerate([held for _, held in parts]):
+        for number, (_, held) in enumerate(splitter.split(labels, labels, rows.group)):
             numbers[held] = number
     return numbers
-
-
-def read_parts(cells: pandas.Series, column: str, source: str) -> list[str | None]:
-    """The part of every row in a column of parts, None for an empty cell."""
-    texts = cells.map(lambda cell: str(cell).strip().lower(), na_action="ignore")
-    wrong = texts.notna() & ~texts.isin(PARTS)
-    check_cells(cells, wrong, f"train, validation or test in column '{column}' of {source}")
-    return [text if isinstance(text, str) else None for text in texts]
-
-
-def checksum(*tensors: Tensor) -> str:
-    """SHA-256 of tensors: their types, shapes and bytes."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-    return f"sha256:{digest.hexdigest()}"

@@ -8,7 +8,8 @@ import math
 import shlex
 import zlib
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +22,7 @@ from vardrop.app.data.preprocessing import (
     DateColumn,
     NumberColumn,
     Preprocessing,
+    Roles,
     Task,
     is_number,
     label,
@@ -29,10 +31,10 @@ from vardrop.app.data.preprocessing import (
     to_days,
     to_numbers,
 )
-from vardrop.app.data.splits import Roles
 
 if TYPE_CHECKING:
     import pandas
+    from torch import Tensor
 
 _TEXT, _PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 SUFFIXES = (*(f"{text}{packed}" for packed in ("", ".gz", ".bz2") for text in _TEXT), *_PARQUET)
@@ -74,18 +76,37 @@ def read_table(
     parquet = path.suffix.lower() in _PARQUET
     try:
         table = pandas.read_parquet(path) if parquet else _read_csv(path, roles or Roles(), texts)
-    except VardropError:
-        raise
     except pandas.errors.EmptyDataError:
         raise VardropError(f"Expected {path} to hold a table, but it is empty.") from None
-    except (OSError, ValueError, EOFError, NotImplementedError, zlib.error) as broken:
+    except (OSError, ValueError, EOFError, NotImplementedError, zlib.error, csv.Error) as broken:
         reason = " ".join(str(broken).split())[:200]
         raise VardropError(f"Expected {path} to be a table, but got: {reason}.") from broken
-    table = check_frame(table, str(path))
-    if all(map(is_number, table.columns)):
+    if not parquet and all(map(is_number, table.columns)):
         problem = f"the first line of {path} has numbers: {', '.join(table.columns[:5])}"
         raise VardropError(f"Expected names of columns, but {problem}. Put a line above them.")
-    return table
+    return check_frame(table, str(path))
+
+
+def _read_csv(path: Path, roles: Roles, texts: Collection[str]) -> pandas.DataFrame:
+    read = functools.partial(import_optional("pandas").read_csv, path, skipinitialspace=True)
+    numbers = {"decimal": roles.decimal, "thousands": roles.thousands, "na_values": _MISSING}
+    whole_lines = {"sep": "\x1f", "header": None, "quoting": csv.QUOTE_NONE, "dtype": str}
+    for encoding, errors in (("utf-16", "strict"), ("utf-8-sig", "strict"), ("cp1252", "replace")):
+        options = {"encoding": encoding, "encoding_errors": errors}
+        try:
+            lines = read(nrows=20, keep_default_na=False, **whole_lines, **options)[0].tolist()
+            sep = roles.sep or ","
+            with suppress(csv.Error):  # raised if no delimiter is found
+                sep = roles.sep or csv.Sniffer().sniff("\n".join(lines), _DELIMITERS).delimiter
+            names = next(csv.reader(lines, delimiter=sep, skipinitialspace=True))
+            types = {name: str for name in names if name.strip() in texts}
+            table = read(sep=sep, dtype=types, low_memory=False, **numbers, **options)
+        except UnicodeError:  # of another encoding; a file without a byte-order mark is not UTF-16
+            continue
+        # pandas renames a second 'y' to 'y.1', which would be a copy of the target.
+        pairs = zip(names, table.columns, strict=True)
+        return table.set_axis([name or unnamed for name, unnamed in pairs], axis=1)
+    raise AssertionError("cp1252 replaces bytes that it cannot decode")
 
 
 def check_frame(table: pandas.DataFrame, source: str) -> pandas.DataFrame:
@@ -93,52 +114,10 @@ def check_frame(table: pandas.DataFrame, source: str) -> pandas.DataFrame:
     names = [str(name).strip() for name in table.columns]
     if len(table) == 0:
         raise VardropError(f"Expected {source} to have rows, but it has only names of columns.")
-    _check_names(names, source)
-    return table.set_axis(names, axis=1).reset_index(drop=True)
-
-
-def _check_names(names: Sequence[str], source: str) -> None:
     if twice := sorted(name for name, count in Counter(names).items() if count > 1):
         problem = f"but got {list_names(twice)} more than once"
         raise VardropError(f"Expected columns of {source} with different names, {problem}.")
-    _check_text(names, f"names of columns of {source}")
-
-
-def _check_text(names: Collection[str], what: str) -> None:
-    """Raise an error for NUL bytes, which most programs take for the end of a text."""
-    if wrong := [name for name in names if "\0" in name]:
-        problem = f"Expected {what} without NUL bytes, but got {list_names(wrong)}"
-        raise VardropError(f"{problem}. The data may be damaged.")
-
-
-def _read_csv(path: Path, roles: Roles, texts: Collection[str]) -> pandas.DataFrame:
-    read = import_optional("pandas").read_csv
-    numbers = {"decimal": roles.decimal, "thousands": roles.thousands, "na_values": _MISSING}
-    for encoding, errors in (("utf-16", "strict"), ("utf-8-sig", "strict"), ("cp1252", "replace")):
-        options = {"encoding": encoding, "encoding_errors": errors}
-        try:
-            sep = roles.sep or _sniff(path, options)
-            read_cells = functools.partial(read, path, sep=sep, skipinitialspace=True, **options)
-            header = read_cells(nrows=0).columns
-            # pandas renames a second 'y' to 'y.1', which would be a copy of the target.
-            cells = read_cells(nrows=1, header=None, dtype=str, na_filter=False).iloc[0].str.strip()
-            _check_names([c for c in cells if c and not is_number(c)], str(path))
-            types = {name: str for name in header if name.strip() in texts}
-            return read_cells(dtype=types, low_memory=False, **numbers)
-        except UnicodeError:  # of another encoding; a file without a byte-order mark is not UTF-16
-            continue
-    raise AssertionError("cp1252 replaces bytes that it cannot decode")
-
-
-def _sniff(path: Path, options: dict[str, str]) -> str:
-    """The delimiter of a file, inferred from its first lines. The default is a comma."""
-    whole_lines = {"sep": "\x1f", "header": None, "quoting": csv.QUOTE_NONE, "dtype": str}
-    read = import_optional("pandas").read_csv
-    lines = read(path, nrows=20, keep_default_na=False, **whole_lines, **options)[0]
-    try:
-        return csv.Sniffer().sniff("\n".join(lines), _DELIMITERS).delimiter
-    except csv.Error:
-        return ","
+    return table.set_axis(names, axis=1).reset_index(drop=True)
 
 
 def check_columns(table: pandas.DataFrame, roles: Roles, source: str) -> str:
@@ -168,17 +147,16 @@ def infer_task(target: pandas.Series, source: str) -> tuple[Task, str]:
     """
     if import_optional("pandas").api.types.is_bool_dtype(target) or _kind(target, None) != "number":
         return "classification", ""
-    distinct = sorted(to_numbers(target, source).unique())
+    distinct = to_numbers(target, source).unique().tolist()
     if len(distinct) == 2:
         return "classification", ""
-    integers = all(number == round(number) for number in distinct)
-    codes = integers and distinct[0] in (0, 1) and distinct[-1] - distinct[0] == len(distinct) - 1
-    if codes and len(distinct) <= _CODES:
-        span = f"{distinct[0]:g} to {distinct[-1]:g}"
+    if len(distinct) > _CODES or not all(map(float.is_integer, distinct)):
+        return "regression", ""
+    first, last = distinct[0], distinct[-1]
+    if first in (0, 1) and last - first == len(distinct) - 1:
+        span = f"{first:g} to {last:g}"
         return "classification", f"numbers {span} taken for classes; --task regression for amounts"
-    if integers and len(distinct) <= _CODES:
-        return "regression", f"{len(distinct)} whole numbers; --task classification for classes"
-    return "regression", ""
+    return "regression", f"{len(distinct)} whole numbers; --task classification for classes"
 
 
 def fit_preprocessing(
@@ -189,16 +167,16 @@ def fit_preprocessing(
     if not names:
         raise VardropError(f"Expected {source} to have columns besides the target, but got none.")
     columns, dropped = _learn_columns(table[names], rows, roles.date_format, source)
+    where = f"column '{target}' of {source}"
     if task == "regression":
-        _, mean, std = _scale(to_numbers(table[target], source).iloc[rows], source)
+        _, mean, std = _scale(to_numbers(table[target], source)[rows], where)
         return Preprocessing(target, task, columns, (), mean, std or 1.0, dropped, note)
     labels = set(map(label, table[target]))
     numbers = sorted(filter(is_number, labels), key=float)
     classes = (*numbers, *sorted(labels - set(numbers)))
-    _check_text(classes, f"classes in column '{target}' of {source}")
     if len(classes) > _MOST_CLASSES:
-        problem = f"Expected at most {_MOST_CLASSES} classes in column '{target}' of {source}"
-        raise VardropError(f"{problem}, but got {len(classes)}. For numbers set task='regression'.")
+        problem = f"Expected at most {_MOST_CLASSES} classes in {where}, but got {len(classes)}."
+        raise VardropError(f"{problem} For numbers set task='regression'.")
     return Preprocessing(target, task, columns, classes, dropped=dropped, note=note)
 
 
@@ -206,31 +184,23 @@ def _learn_columns(
     table: pandas.DataFrame, rows: list[int], date_format: str | None, source: str
 ) -> tuple[tuple[Column, ...], tuple[tuple[str, str], ...]]:
     """The columns, and the dropped ones with the reason. One error reports all problems."""
-    columns: list[Column] = []
-    dropped: dict[str, str] = {}
+    learned: dict[str, Column | str] = {}
     problems: dict[str, str] = {}
     for name, cells in table.items():
-        objects = cells if cells.dtype.kind in "Oc" else ()
-        if strange := [v for v in objects if not isinstance(v, Hashable) or isinstance(v, complex)]:
-            text = f"numbers, texts or dates in column '{name}' of {source}, but got {strange[0]!r}"
-            problems[str(name)] = f"Expected {text}."
-            continue
-        kind = _kind(cells, date_format)
-        if reason := _drop_reason(cells.iloc[rows], kind):
-            dropped[str(name)] = reason
-            continue
         try:
-            columns.append(_learn_column(cells, rows, kind, date_format, source))
+            learned[str(name)] = _learn_column(cells, rows, date_format, source)
         except VardropError as problem:
             problems[str(name)] = str(problem)
     if problems:
         typed = " ".join(f"--drop {shlex.quote(name)}" for name in problems)
         remedy = f"To leave columns out, use {typed} (in Python drop={list(problems)})."
         raise VardropError(f"{' '.join(problems.values())} {remedy}")
+    columns = tuple(column for column in learned.values() if not isinstance(column, str))
+    dropped = tuple((name, why) for name, why in learned.items() if isinstance(why, str))
     if not columns:
-        reasons = ", ".join(f"'{name}' {why}" for name, why in dropped.items())
+        reasons = ", ".join(f"'{name}' {why}" for name, why in dropped)
         raise VardropError(f"Expected {source} to have columns to learn from, but got: {reasons}.")
-    return tuple(columns), tuple(dropped.items())
+    return columns, dropped
 
 
 def _kind(cells: pandas.Series, date_format: str | None) -> Literal["number", "date", "category"]:
@@ -251,44 +221,47 @@ def _kind(cells: pandas.Series, date_format: str | None) -> Literal["number", "d
     return "date" if float(dates.mean()) >= _MOSTLY else "category"
 
 
-def _drop_reason(cells: pandas.Series, kind: str) -> str:
-    """Why a column of the training rows has no information; empty if it may have some."""
-    distinct = cells.nunique()
+def _learn_column(
+    cells: pandas.Series, rows: list[int], date_format: str | None, source: str
+) -> Column | str:
+    """Read the cells of all rows, and learn from the training rows.
+
+    Returns:
+        The column, or the reason why the training rows have no information.
+    """
+    name, where = str(cells.name), f"column '{cells.name}' of {source}"
+    objects = cells if cells.dtype.kind in "Oc" else ()
+    if strange := [v for v in objects if not isinstance(v, Hashable) or isinstance(v, complex)]:
+        raise VardropError(f"Expected numbers, texts or dates in {where}, but got {strange[0]!r}.")
+    kind, seen = _kind(cells, date_format), cells.iloc[rows]
+    distinct, missing = seen.nunique(), bool(seen.isna().any())
     if distinct == 0:
         return "is empty"
-    if distinct == 1 and not bool(cells.isna().any()):
+    if distinct == 1 and not missing:
         return "is constant"
-    if kind == "category" and distinct > max(_FEW_CATEGORIES, _NAMES * len(cells)):
-        return "names the rows: almost every value is another one"
-    return ""
-
-
-def _learn_column(
-    cells: pandas.Series, rows: list[int], kind: str, date_format: str | None, source: str
-) -> Column:
-    """Read the cells of all rows, and learn from the training rows."""
-    name, missing = str(cells.name), bool(cells.iloc[rows].isna().any())
+    if kind == "number":
+        median, mean, std = _scale(to_numbers(cells, source)[rows], where)
+        return NumberColumn(name, median, mean, std or 1.0, missing)
     if kind == "date":
         days = to_days(cells, date_format, source)[rows]
         mean, hours = float(days.nanmean()), bool((days.nan_to_num() % 1 != 0).any())
         std = float((days - mean).square().nanmean().sqrt()) or 1.0
         return DateColumn(name, mean, std, hours, missing, date_format)
-    if kind == "number":
-        median, mean, std = _scale(to_numbers(cells, source).iloc[rows], source)
-        return NumberColumn(name, median, mean, std or 1.0, missing)
-    categories = tuple(sorted({str(v) for v in cells.iloc[rows].dropna()}))
+    if distinct > max(_FEW_CATEGORIES, _NAMES * len(seen)):
+        return "names the rows: almost every value is another one"
+    categories = tuple(sorted({str(v) for v in seen.dropna()}))
     return CategoryColumn(name, categories, embedded=len(categories) > _FEW_CATEGORIES)
 
 
-def _scale(cells: pandas.Series, source: str) -> tuple[float, float, float]:
-    """Median, mean and standard deviation, with the median instead of missing cells."""
+def _scale(numbers: Tensor, column: str) -> tuple[float, float, float]:
+    """Median, mean and standard deviation, with the median instead of missing numbers."""
+    cells = import_optional("pandas").Series(numbers.numpy())
     with import_optional("numpy").errstate(over="ignore", invalid="ignore"):
         filled = cells.fillna(cells.median())
-        median, mean, std = float(cells.median()), float(filled.mean()), float(filled.std(ddof=0))
-    if not all(map(math.isfinite, (median, mean, std))):
-        column = f"column '{cells.name}' of {source}"
+        scale = float(cells.median()), float(filled.mean()), float(filled.std(ddof=0))
+    if not all(map(math.isfinite, scale)):
         raise VardropError(f"Expected {column} to have a finite mean and scale. Scale it down.")
-    return median, mean, std
+    return scale
 
 
 def describe(preprocessing: Preprocessing, roles: Roles | None = None) -> str:
@@ -303,8 +276,11 @@ def describe(preprocessing: Preprocessing, roles: Roles | None = None) -> str:
         target += f" into {', '.join(preprocessing.classes)}"
     if preprocessing.note:
         target += f" ({preprocessing.note})"
-    kinds = {NumberColumn: "number  ", CategoryColumn: "category", DateColumn: "date    "}
-    columns = [f"{kinds[type(c)]} {c.name}: {c}" for c in preprocessing.columns]
-    dropped = [f"left out {name}: {why}" for name, why in preprocessing.dropped]
-    reading = [] if roles is None else [f"read by  {roles.reading}"]
-    return "\n".join([*reading, target, *columns, *dropped])
+    lines = [target, *(f"{c.kind:8} {c.name}: {c}" for c in preprocessing.columns)]
+    lines += [f"left out {name}: {why}" for name, why in preprocessing.dropped]
+    if roles is not None:
+        sep = "inferred from the file" if roles.sep is None else repr(roles.sep)
+        marks = f"decimal {roles.decimal!r}, thousands {roles.thousands!r}"
+        dates = roles.date_format or "ISO 8601"
+        lines.insert(0, f"read by  sep {sep}, {marks}, dates {dates}")
+    return "\n".join(lines)

@@ -41,8 +41,7 @@ def tidy(ax: Axes, x: str = "", y: str = "", title: str = "") -> Axes:
     # Names come from the user, so a dollar sign in them is not a formula.
     ax.set_xlabel(x, fontsize=TEXT, parse_math=False)
     ax.set_ylabel(y, fontsize=TEXT, parse_math=False)
-    if title:
-        ax.set_title(title, fontsize=TEXT, parse_math=False, loc="left")
+    ax.set_title(title, fontsize=TEXT, parse_math=False, loc="left")
     return ax
 
 
@@ -74,13 +73,9 @@ def short(name: str, length: int = 22) -> str:
     return name if len(name) <= length else "…" + name[1 - length :]
 
 
-def figure_of(ax: Axes) -> Figure:
-    """The figure of an Axes."""
-    return cast(Figure, ax.get_figure(root=True))
-
-
 def png(ax: Axes, dpi: int = 200, metadata: dict[str, str] | None = None) -> bytes:
     """The figure of an Axes as a PNG file, with `metadata` in it."""
     buffer = io.BytesIO()
-    figure_of(ax).savefig(buffer, format="png", dpi=dpi, metadata=metadata)
+    figure = cast(Figure, ax.get_figure(root=True))
+    figure.savefig(buffer, format="png", dpi=dpi, metadata=metadata)
     return buffer.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -189,10 +190,10 @@ def compare_runs(runs: Iterable[Any]) -> Comparison:
         expected = _identify_data(first)
         for what, identity in _identify_data(run).items():
             if identity != expected[what]:
-                text = (
-                    f"{run.path} is {identity} and the {what} of {first.path} is {expected[what]}"
+                raise VardropError(
+                    f"Expected runs on the same data, but the {what} of {run.path} is {identity} "
+                    f"and the {what} of {first.path} is {expected[what]}."
                 )
-                raise VardropError(f"Expected runs on the same data, but the {what} of {text}.")
     return compare_stored(name_runs(stored))
 
 
@@ -242,7 +243,7 @@ def _resample(run: StoredRun) -> dict[str, Tensor]:
     logs, weight = arrays["log_prob"], arrays.get("row_weight")
     if "probs" in arrays:
         # As in the scores themselves, a probability of zero counts as the smallest normal number.
-        smallest = torch.tensor(torch.finfo(torch.float32).tiny).log().item()
+        smallest = math.log(torch.finfo(torch.float32).tiny)
         bounded = logs.clamp(min=smallest) if logs.isinf().any() else logs
         scores = class_scores(arrays["probs"].double(), bounded, arrays["labels"].long())
     else:

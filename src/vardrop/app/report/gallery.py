@@ -60,8 +60,7 @@ def _training(run: StoredRun) -> Parts:
 def _reliability(run: StoredRun) -> Parts:
     if "probs" not in run.arrays:
         return {}
-    probs, labels = run.arrays["probs"], run.arrays["labels"]
-    return {"": pictures.reliability_diagram(probs, labels)}
+    return {"": pictures.reliability_diagram(run.arrays["probs"], run.arrays["labels"])}
 
 
 def _band(run: StoredRun) -> Parts:
@@ -76,8 +75,7 @@ def _risk(run: StoredRun) -> Parts:
     arrays = run.arrays
     if "probs" in arrays:
         confidence, guess = arrays["probs"].max(-1)
-        mistakes = (guess != arrays["labels"]).float()
-        return {"": pictures.risk_coverage_curve(1 - confidence, mistakes)}
+        return {"": pictures.risk_coverage_curve(1 - confidence, guess != arrays["labels"])}
     if "lower" in arrays:
         y, mean, lower, upper = (arrays[key].flatten() for key in ("y", "mean", "lower", "upper"))
         errors = (y - mean).abs()

@@ -12,6 +12,7 @@ import jinja2
 
 from vardrop._core.errors import VardropError
 from vardrop._core.files import check_not_in_use, write_atomically
+from vardrop.app import store
 from vardrop.app.report import summary
 from vardrop.app.report.comparison import Comparison, compare_stored
 from vardrop.app.report.gallery import PICTURES, make_card
@@ -21,6 +22,7 @@ from vardrop.metrics.intervals import Estimate
 
 Runs = Mapping[str, StoredRun]
 _NAMED = 4  # runs that the title still names
+_HIDDEN = ("version", "rows")  # of the configuration
 _SCORES = "Scores with 95% intervals"
 _GAP = "\N{EN DASH}"
 
@@ -77,19 +79,10 @@ def render(**parts: Any) -> str:
     Args:
         parts: the variables of the template; those that are left out are empty.
     """
-    strict: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined}
-    environment = jinja2.Environment(**strict, trim_blocks=True, lstrip_blocks=True)
+    options: dict[str, Any] = {"autoescape": True, "undefined": jinja2.ChainableUndefined}
+    environment = jinja2.Environment(**options, trim_blocks=True, lstrip_blocks=True)
     text = files("vardrop.app.report").joinpath("page.html").read_text(encoding="utf-8")
-    empty: dict[str, Any] = {
-        "runs": {},
-        "verdicts": {},
-        "notes": [],
-        "others": Table([], []),
-        "first": None,
-        "confusions": {},
-        "facts": Table([], []),
-    }
-    return environment.from_string(text).render(**empty | parts)
+    return environment.from_string(text).render(**parts)
 
 
 def _render(runs: Runs) -> str:
@@ -103,7 +96,7 @@ def _render(runs: Runs) -> str:
         runs=runs,
         verdicts={name: summary.verdict(name, run, compared) for name, run in runs.items()},
         describe=summary.describe,
-        notes=_notes(runs, compared),
+        notes=[*summary.notes(runs), *compared.notes],
         scores=main,
         others=others,
         first=pictures[0][2].pop(0) if pictures else None,
@@ -115,12 +108,6 @@ def _render(runs: Runs) -> str:
         },
         facts=_fact_table(runs),
     )
-
-
-def _notes(runs: Runs, compared: Comparison) -> list[str]:
-    notes = [(name, note) for name, run in runs.items() for note in summary.notes(run)]
-    texts = [f"{name}: {note}" if len(runs) > 1 else note for name, note in notes]
-    return [*texts, *compared.notes]
 
 
 def _score_tables(runs: Runs, compared: Comparison) -> tuple[Table, Table]:
@@ -166,8 +153,15 @@ def _confusion_table(run: StoredRun) -> Table:
 
 
 def _fact_table(runs: Runs) -> Table:
-    """The configuration, or the entries that differ between several runs."""
-    facts = {name: summary.facts(run, flat=len(runs) > 1) for name, run in runs.items()}
+    """The configuration and training time, or the settings that differ between several runs."""
+    facts: dict[str, dict[str, str]] = {}
+    for name, run in runs.items():
+        config = {k: v for k, v in run.config.items() if k not in _HIDDEN and store.is_set(v)}
+        config["method"] = store.method_name(run.config.get("method"))
+        entries = store.flatten(config) if len(runs) > 1 else config
+        facts[name] = {key.replace("_", " "): store.show(entry) for key, entry in entries.items()}
+        if run.history:
+            facts[name]["trained"] = f"{len(run.history)} epochs, {run.seconds:,.1f} seconds"
     keys = dict.fromkeys(key for pairs in facts.values() for key in pairs)
     rows = [
         [Cell(key), *(Cell(pairs.get(key, _GAP)) for pairs in facts.values())]

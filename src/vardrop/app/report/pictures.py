@@ -122,10 +122,9 @@ def risk_coverage_curve(
 
     Geifman & El-Yaniv 2017, "Selective classification for deep neural networks".
     """
-    ax = canvas.axes(ax)
-    scores = torch.from_numpy(canvas.numbers("uncertainty", uncertainty, flat=True))
-    losses = torch.from_numpy(canvas.numbers("errors", errors, flat=True))
-    curve = metrics.risk_coverage(scores, losses)
+    named = {"uncertainty": uncertainty, "errors": errors}
+    scores, losses = (torch.from_numpy(canvas.numbers(*n, flat=True)) for n in named.items())
+    ax, curve = canvas.axes(ax), metrics.risk_coverage(scores, losses)
     ax.plot(curve.coverage.numpy(), curve.risk.numpy(), color=canvas.BLUE, linewidth=1.6)
     ax.axhline(float(losses.mean()), color=canvas.GREY, linestyle="--", linewidth=1)
     ax.set_ylim(bottom=0)
@@ -210,31 +209,27 @@ def training_curves(history: Sequence[Mapping[str, Any]], ax: Axes | None = None
         strip = ax.inset_axes((0.0, 1 - (i + 1) * height, 1.0, 0.82 * height))
         strips.append(strip)
         label, colour = _PARTS[key]
-        _curve(strip, history, key, colour)
-        canvas.tidy(strip, x="epoch" if i == len(parts) - 1 else "", y=label)
-        strip.tick_params(labelbottom=i == len(parts) - 1)
+        validation = [row.get("validation") or {} for row in history]
+        for rows, style in ((history, "-"), (validation, "--")):
+            points = [
+                (row.get("epoch", epoch), scores[key])
+                for epoch, (row, scores) in enumerate(zip(history, rows, strict=True))
+                if scores.get(key) is not None
+            ]
+            if points:
+                marker = "o" if len(points) == 1 else None
+                strip.plot(*zip(*points, strict=True), style, color=colour, marker=marker)
+        last = i == len(parts) - 1
+        canvas.tidy(strip, x="epoch" if last else "", y=label)
+        if any(scores.get(key) is not None for scores in validation):
+            strip.set_title("dashed: validation", loc="right", fontsize=canvas.SMALL, pad=3)
+        strip.tick_params(labelbottom=last)
         strip.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         strip.yaxis.set_major_locator(MaxNLocator(nbins=3))
         if key == "kl":
             strip.yaxis.set_major_formatter(EngFormatter(sep=""))
-    canvas.figure_of(ax).align_ylabels(strips)
+    ax.figure.align_ylabels(strips)
     return ax
-
-
-def _curve(strip: Axes, history: Sequence[Mapping[str, Any]], key: str, colour: str) -> None:
-    """One quantity by epoch, with its validation score as a dashed line."""
-    validation = [row.get("validation") or {} for row in history]
-    for rows, style in ((history, "-"), (validation, "--")):
-        points = [
-            (row.get("epoch", i), scores[key])
-            for i, (row, scores) in enumerate(zip(history, rows, strict=True))
-            if scores.get(key) is not None
-        ]
-        if points:
-            marker = "o" if len(points) == 1 else None
-            strip.plot(*zip(*points, strict=True), style, color=colour, marker=marker)
-        if points and rows is validation:
-            strip.set_title("dashed: validation", loc="right", fontsize=canvas.SMALL, pad=3)
 
 
 def layer_sparsity(sparsity: Mapping[str, float], ax: Axes | None = None) -> Axes:
@@ -284,24 +279,21 @@ def score_intervals(scores: Mapping[str, Mapping[str, Estimate]], ax: Axes | Non
     width = _NAMES + _PANEL * len(scores)
     ax = canvas.axes(ax, width=width, height=1.0 + _ROW * len(names))
     ax.set_axis_off()
+    style: dict[str, Any] = {"color": canvas.BLUE, "linewidth": 1.6}
     for i, (score, estimates) in enumerate(scores.items()):
         panel = ax.inset_axes((i / len(scores), 0.0, 0.86 / len(scores), 1.0))
-        _panel(panel, estimates, names)
+        for name, (center, _, low, high) in estimates.items():
+            place = names.index(name)
+            if low is not None and high is not None:
+                panel.plot([low, high], [place, place], alpha=0.6, **style)
+            panel.plot([center], [place], marker="o", markersize=5, **style)
+        if names[0] in estimates:
+            first = estimates[names[0]].value
+            panel.axvline(first, color=canvas.GREY, linestyle="--", linewidth=1)
         labels = [canvas.short(name) for name in names] if i == 0 else [""] * len(names)
         panel.set_yticks(range(len(names)), labels=labels, parse_math=False)
-        canvas.tidy(panel, x=title(score))
+        panel.set_ylim(len(names) - 0.5, -0.5)
         panel.tick_params(axis="y", length=0)
+        panel.grid(axis="x", alpha=0.25)
+        canvas.tidy(panel, x=title(score))
     return ax
-
-
-def _panel(panel: Axes, estimates: Mapping[str, Estimate], names: list[str]) -> None:
-    for place, name in enumerate(names):
-        if name in estimates:
-            score, _, low, high = estimates[name]
-            if low is not None and high is not None:
-                panel.plot([low, high], [place, place], color=canvas.BLUE, linewidth=1.6, alpha=0.6)
-            panel.plot([score], [place], color=canvas.BLUE, marker="o", markersize=5)
-    if names[0] in estimates:
-        panel.axvline(estimates[names[0]].value, color=canvas.GREY, linestyle="--", linewidth=1)
-    panel.set_ylim(len(names) - 0.5, -0.5)
-    panel.grid(axis="x", alpha=0.25)

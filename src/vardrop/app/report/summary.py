@@ -1,4 +1,4 @@
-"""A run in a few sentences: its target, its scores and its configuration."""
+"""A run in a few sentences: its target, its scores and its limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vardrop.app.score_texts import (
     score_columns,
     title,
 )
-from vardrop.app.store import StoredRun, flatten, is_set, method_name, show
+from vardrop.app.store import StoredRun, method_name
 from vardrop.metrics.intervals import Estimate
 
 
@@ -85,18 +85,11 @@ def _compression(run: StoredRun) -> list[tuple[str, str]]:
     return [(head, text)]
 
 
-def notes(run: StoredRun) -> list[str]:
-    """Limits of the results: advice, and notes of the evaluation."""
-    advice = (run.results.get("held_out") or {}).get("advice")
-    return [str(note) for note in (advice, *(run.results.get("notes") or [])) if note]
-
-
-def facts(run: StoredRun, flat: bool) -> dict[str, str]:
-    """The configuration of a run by name, settings one by one if `flat`, and its training time."""
-    config = {k: v for k, v in run.config.items() if k not in ("version", "rows") and is_set(v)}
-    config["method"] = method_name(run.config.get("method"))
-    entries = flatten(config) if flat else config
-    pairs = {name.replace("_", " "): show(entry) for name, entry in entries.items()}
-    if run.history:
-        pairs["trained"] = f"{len(run.history)} epochs, {run.seconds:,.1f} seconds"
-    return pairs
+def notes(runs: Mapping[str, StoredRun]) -> list[str]:
+    """Limits of the results: advice, and notes of the evaluation. Several runs are named."""
+    texts = []
+    for name, run in runs.items():
+        advice = (run.results.get("held_out") or {}).get("advice")
+        limits = filter(None, (advice, *(run.results.get("notes") or [])))
+        texts += [f"{name}: {note}" if len(runs) > 1 else str(note) for note in limits]
+    return texts
