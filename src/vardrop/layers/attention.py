@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +18,6 @@ from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.layers.base import Ties, Variational
 from vardrop.layers.dense import Linear
 from vardrop.layers.heads import SEPARATE, Heads, InputNoise, Triple, averaged
-from vardrop.noisy import KLTerms
 from vardrop.posteriors import Axes, Posterior
 from vardrop.priors import Prior
 
@@ -57,7 +56,7 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
         return dict.fromkeys(("in_proj_weight",) if packed else SEPARATE, Linear.axes)
 
     sizes: ClassVar[tuple[str, str]] = ("num_heads", "embed_dim")
-    bias_names = ("in_proj_bias",)  # type: ignore[assignment]
+    bias_names = ("in_proj_bias",)
 
     def add_noise(
         self,
@@ -80,12 +79,6 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
 
     def sublayers(self) -> dict[str, Variational]:
         return {"out_proj": self.out_proj} if isinstance(self.out_proj, Projection) else {}
-
-    def kl_terms(self, value: bool = True, counted: Container[Hashable] = ()) -> KLTerms:
-        terms = super().kl_terms(value, counted)
-        for part in self.sublayers().values():
-            terms |= part.kl_terms(value, counted)
-        return terms
 
     def _reset_means(self) -> None:
         self.out_proj.reset_parameters()
@@ -146,26 +139,19 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
         self, query: Tensor, key: Tensor, value: Tensor, noise: InputNoise | None
     ) -> Triple:
         """Queries, keys and values, with one product for equal tensors."""
-        size = self.embed_dim
-        if self.in_proj_weight is None:
-            q, k, v = (
-                self._product(x, name, (0, size), (i * size, (i + 1) * size), _nth(noise, i))
-                for i, (name, x) in enumerate(zip(SEPARATE, (query, key, value), strict=True))
-            )
-            return q, k, v
-
-        def project(x: Tensor, start: int, stop: int, index: int) -> Tensor:
-            rows = start * size, stop * size
-            return self._product(x, "in_proj_weight", rows, rows, _nth(noise, index))
-
-        if query is key and key is value:
-            q, k, v = project(query, 0, 3, 0).chunk(3, -1)
-            return q, k, v
-        q = project(query, 0, 1, 0)
-        if key is value:
-            k, v = project(key, 1, 3, 1).chunk(2, -1)
-            return q, k, v
-        return q, project(key, 1, 2, 1), project(value, 2, 3, 2)
+        packed, size = self.in_proj_weight is not None, self.embed_dim
+        stops = [1, 2, 3]  # of the projections that each product computes
+        if packed and key is value:
+            stops = [3] if query is key else [1, 3]
+        projected: list[Tensor] = []
+        for i, stop in enumerate(stops):
+            start = len(projected)
+            biases = start * size, stop * size
+            name, rows = ("in_proj_weight", biases) if packed else (SEPARATE[i], (0, size))
+            x, draw = (query, key, value)[start], None if noise is None else noise[i]
+            projected += self._product(x, name, rows, biases, draw).chunk(stop - start, -1)
+        q, k, v = projected
+        return q, k, v
 
     def _product(
         self,
@@ -203,7 +189,3 @@ def _check_mask(name: str, mask: Tensor | None) -> None:
             f"Expected `{name}` to leave a key in every sequence, but got one that hides all of "
             f"row {row[0] if len(row) == 1 else row}. Leave out empty sequences."
         )
-
-
-def _nth(noise: InputNoise | None, index: int) -> ExplicitNoise | None:
-    return None if noise is None else noise[index]

@@ -14,12 +14,11 @@ from torch.nn import functional
 
 from vardrop.estimators import ExplicitNoise
 from vardrop.functional.noise import Convolution
-from vardrop.layers.base import Variational
+from vardrop.layers.dense import Affine
 from vardrop.posteriors import Axes
 
 
-class _Conv(Variational):
-    axes: ClassVar[Axes] = Axes(input=(1,), output=(0,))
+class _Conv(Affine):
     sizes: ClassVar[tuple[str, str]] = ("in_channels", "out_channels")
 
     @property
@@ -33,17 +32,11 @@ class _Conv(Variational):
             self.groups,  # type: ignore[arg-type]
         )
 
-    def forward(self, input: Tensor, noise: ExplicitNoise | None = None) -> Tensor:
-        """Return a draw while sampling or for given noise, else the output of the torch layer."""
-        return self.product_with_gate(self.op, input, noise)
-
 
 class _ConvTranspose(_Conv):
     axes: ClassVar[Axes] = Axes(input=(0,), output=(1,))
 
-    @property
-    def op(self) -> None:  # type: ignore[override]
-        return None  # its padding depends on the requested output size
+    op = None  # type: ignore[assignment]  # its padding depends on the requested output size
 
     def forward(  # type: ignore[override]
         self,

@@ -17,7 +17,45 @@ from vardrop.layers.base import Variational
 from vardrop.posteriors import Axes
 
 
-class Linear(Variational, nn.Linear):
+class Affine(Variational):
+    """A layer that is one product of one input, by default x w^T + b, with the gate on one side.
+
+    Args:
+        *args: the arguments of the torch layer.
+        **kwargs: its keyword arguments.
+    """
+
+    axes: ClassVar[Axes] = Axes(input=(1,), output=(0,))
+
+    @property
+    def op(self) -> Callable[..., Tensor]:
+        return linear
+
+    def forward(self, input: Tensor, noise: ExplicitNoise | None = None) -> Tensor:
+        """Return a draw while sampling or for given noise, else the output of the torch layer."""
+        return self.product_with_gate(self.op, input, noise)
+
+    def product_with_gate(
+        self, op: Callable[..., Tensor], x: Tensor, noise: ExplicitNoise | None
+    ) -> Tensor:
+        """Apply `product` to one input, with the gate before or after it.
+
+        The input may be a single example without a batch axis.
+
+        Args:
+            op: the product as a function of inputs, weight and bias.
+            x: the input.
+            noise: explicit noise, or None.
+
+        Returns:
+            The output of the layer.
+        """
+        x, single = self.apply_gate("input", x), x.dim() == self.spatial + 1
+        y = self.product(op, (x.unsqueeze(0) if single else x,), noise)
+        return self.apply_gate("output", y.squeeze(0) if single else y)
+
+
+class Linear(Affine, nn.Linear):
     """`nn.Linear` with a posterior on its weight.
 
     y = x w^T + b, w ~ q. Input (*, in_features), output (*, out_features).
@@ -33,16 +71,7 @@ class Linear(Variational, nn.Linear):
     torch.Size([3, 2])
     """
 
-    axes: ClassVar[Axes] = Axes(input=(1,), output=(0,))
     sizes: ClassVar[tuple[str, str]] = ("in_features", "out_features")
-
-    @property
-    def op(self) -> Callable[..., Tensor] | None:
-        return linear
-
-    def forward(self, input: Tensor, noise: ExplicitNoise | None = None) -> Tensor:
-        """Return a draw while sampling or for given noise, else the output of the torch layer."""
-        return self.product_with_gate(linear, input, noise)
 
 
 class Bilinear(Variational, nn.Bilinear):

@@ -47,23 +47,28 @@ class Heads:
     ) -> tuple[Tensor, Tensor | None]:
         """The output, and the weights of every head if `need_weights`."""
         batched, first = inputs[0].dim() == 3, self.batch_first
-        if not batched:
-            inputs = _mapped(lambda x: x.unsqueeze(0 if first else 1), *inputs)
-        elif causal and attn is None:
+        if causal and attn is None:
             raise VardropError("Expected `attn_mask` where `is_causal` is True, but got None.")
-        if not first:
+        if not batched:
+            inputs = _mapped(lambda x: x.unsqueeze(0), *inputs)
+        elif not first:
             inputs = _mapped(lambda x: x.transpose(0, 1), *inputs)
         into, out = (None, None) if noise is None else noise
         q, k, v = (self._split(x) for x in self._projected(*inputs, into))
-        mask = self._mask(q, k, attn, padding, batched)
-        heads, weights = self._attend(q, *self._extended(k, v), mask, need_weights, rate)
+        mask = self._mask(q, attn, padding, batched)
+        k, v = self._extended(k, v)
+        weights = None
+        if need_weights:
+            scores = q @ k.transpose(-2, -1) / self.head_dim**0.5
+            weights = (scores if mask is None else scores + mask).softmax(-1)
+            weights = functional.dropout(weights, rate) if rate else weights
+            heads = weights @ v
+        else:
+            heads = functional.scaled_dot_product_attention(q, k, v, mask, rate)
         y = self._output(heads, out)
-        if not first:
-            y = y.transpose(0, 1)
         if not batched:
-            y = y.squeeze(0 if first else 1)
-            weights = None if weights is None else weights.squeeze(0)
-        return y, weights
+            return y.squeeze(0), None if weights is None else weights.squeeze(0)
+        return y if first else y.transpose(0, 1), weights
 
     def _split(self, x: Tensor) -> Tensor:
         """(N, length, width) as heads (N, heads, length, width of a head)."""
@@ -80,15 +85,14 @@ class Heads:
         return k, v
 
     def _mask(
-        self, q: Tensor, k: Tensor, attn: Tensor | None, padding: Tensor | None, batched: bool
+        self, q: Tensor, attn: Tensor | None, padding: Tensor | None, batched: bool
     ) -> Tensor | None:
         """Both masks as one mask to add to the scores, (N or 1, heads or 1, L or 1, S)."""
         total = None
         if attn is not None:
             attn = _additive(attn, q.dtype)
-            total = (
-                attn if attn.dim() == 2 else self._for_heads(attn.unflatten(0, (q.shape[0], -1)))
-            )
+            per_head = attn.dim() > 2
+            total = self._for_heads(attn.unflatten(0, (q.shape[0], -1))) if per_head else attn
         if padding is not None:
             padding = _additive(padding if batched else padding.unsqueeze(0), q.dtype)
             padding = padding[:, None, None, :]
@@ -99,17 +103,6 @@ class Heads:
     def _for_heads(self, masks: Tensor) -> Tensor:
         """Select the masks (N, heads, L, S) of the heads."""
         return masks
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, need_weights: bool, rate: float
-    ) -> tuple[Tensor, Tensor | None]:
-        if not need_weights:
-            heads = functional.scaled_dot_product_attention(q, k, v, mask, rate)
-            return heads, None
-        scores = q @ k.transpose(-2, -1) / self.head_dim**0.5
-        weights = (scores if mask is None else scores + mask).softmax(-1)
-        weights = functional.dropout(weights, rate) if rate else weights
-        return weights @ v, weights
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

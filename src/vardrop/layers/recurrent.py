@@ -27,7 +27,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import own_parameters, set_parameters
-from vardrop.gates import FeatureNoise, Gate, Side
+from vardrop.gates import FeatureNoise, Gate
 from vardrop.layers.base import Variational
 from vardrop.layers.dense import Linear
 from vardrop.posteriors import Axes
@@ -94,10 +94,10 @@ def run_steps(
         The outputs and the last state.
     """
     x, lengths = pad_packed_sequence(input) if isinstance(input, PackedSequence) else (input, None)
-    batch_first = layer.batch_first and lengths is None
-    batched, axis = x.dim() == 3, 0 if layer.batch_first else 1
-    x = x if batched else x.unsqueeze(axis)
-    steps = x.transpose(0, 1) if batch_first else x  # (length, N, inputs)
+    batched = x.dim() == 3
+    swap = layer.batch_first and batched and lengths is None
+    steps = x if batched else x.unsqueeze(1)
+    steps = steps.transpose(0, 1) if swap else steps  # (length, N, inputs)
     states = None
     if hx is not None:
         states = [hx] if isinstance(hx, Tensor) and layer.mode != "LSTM" else list(hx)
@@ -116,12 +116,12 @@ def run_steps(
             last.append(new)
         steps = torch.cat(each, -1)
     hidden = tuple(torch.stack(each) for each in zip(*last, strict=True))
-    outputs = steps.transpose(0, 1) if batch_first else steps
+    steps = steps.transpose(0, 1) if swap else steps
     if not batched:
-        outputs, hidden = outputs.squeeze(axis), tuple(h.squeeze(1) for h in hidden)
+        steps, hidden = steps.squeeze(1), tuple(h.squeeze(1) for h in hidden)
     state = hidden if layer.mode == "LSTM" else hidden[0]
     if lengths is None:
-        return outputs, state
+        return steps, state
     return pack_padded_sequence(steps, lengths, enforce_sorted=False), state
 
 
@@ -143,14 +143,12 @@ def _run_part(
     outputs, order = [hidden] * len(steps), range(len(steps))
     for t in reversed(order) if reverse else order:
         new, new_cell = STEPS[layer.mode](projected[t], read(hidden), hidden, cell)
-        new = project(new)
-        if lengths is None:
-            hidden, cell = new, new_cell
-            outputs[t] = hidden
-            continue
-        on = (t < lengths).unsqueeze(1).to(new.device)
-        hidden, cell = torch.where(on, new, hidden), torch.where(on, new_cell, cell)
-        outputs[t] = torch.where(on, new, 0.0)
+        outputs[t] = new = project(new)
+        if lengths is not None:
+            on = (t < lengths).unsqueeze(1).to(new.device)
+            outputs[t] = torch.where(on, new, 0.0)
+            new, new_cell = torch.where(on, new, hidden), torch.where(on, new_cell, cell)
+        hidden, cell = new, new_cell
     return torch.stack(outputs), (hidden, cell) if layer.mode == "LSTM" else (hidden,)
 
 
@@ -195,14 +193,8 @@ class _Recurrent(Variational):
         split = factor.split([w.shape[1] for w in weights.values()], -1)
         return split[list(weights).index(name)]
 
-    @torch.no_grad()
-    def scale_units(self, factor: Tensor, side: Side) -> None:
-        """Multiply every input, and the state, by one number, in the weights that read it."""
-        for name, weight in self.gated_weights().items():
-            weight.mul_(self.per_feature(factor, name))
-
     @property
-    def bias_names(self) -> tuple[str, ...]:
+    def bias_names(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(filter(_BIAS.fullmatch, own_parameters(self)))
 
     def forward(
@@ -219,21 +211,12 @@ class _Recurrent(Variational):
             for name, tensor in self.noisy_tensors().items():
                 draw = tensor.draw() if noise is None else noise[name]
                 weights[name] = tensor.with_shared_variance(self.training).sample(draw)
-        if self.gate is None:
-            return self._run_kernel(weights, input, hx)
-        if self.gate.is_sampling:
+        if self.gate is not None and self.gate.is_sampling:
             return self._run_with_masks(weights, input, hx)
-        mean = self.gate.unit_mean()
-        if mean is not None:
+        if self.gate is not None and (mean := self.gate.unit_mean()) is not None:
             for name, weight in self.gated_weights().items():
                 factor = self.per_feature(mean, name).to(weight.dtype)
                 weights[name] = weights.get(name, weight) * factor
-        return self._run_kernel(weights, input, hx)
-
-    def _run_kernel(
-        self, weights: Mapping[str, Tensor], input: Sequences, hx: State | None
-    ) -> Outputs | State:
-        """Run torch's kernel, with other weights if there are any."""
         if not weights:
             return super().forward(input, hx)  # type: ignore[misc]
         return self.plain.forward(self._with(weights), input, hx)
