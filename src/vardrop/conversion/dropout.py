@@ -7,8 +7,6 @@ the model on an example input. It is switched unless the training mode controls 
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from vardrop.conversion.layers import NoisyLayers
@@ -58,13 +56,8 @@ class SwitchedDropout(ConversionRule):
         }
         self.in_code: dict[int, float] = {}
         self.mixed: set[int] = set()  # whose training mode does not control just the dropout
-        if scope.example_input is not None:
-            self._find_in_code(scope.net, scope.example_input)
-        drawn = any(drop_rate(m) > 0 for m in scope.modules)
-        self.exists = drawn or len(self.in_code) > len(self.mixed)
-
-    def _find_in_code(self, net: nn.Module, x: Any) -> None:
-        rates = find_functional_dropout(net, x)
+        net, x = scope.net, scope.example_input
+        rates = {} if x is None else find_functional_dropout(net, x)
         always = find_functional_dropout(net, x, training=False) if rates else {}
         for full_name, module in net.named_modules():
             name = full_name.replace("_orig_mod.", "")
@@ -72,28 +65,24 @@ class SwitchedDropout(ConversionRule):
                 self.in_code[id(module)] = rates[name]
                 if name in always or not controls_only_dropout(net, x, (name,)):
                     self.mixed.add(id(module))
+        drawn = any(drop_rate(m) > 0 for m in scope.modules)
+        self.exists = drawn or len(self.in_code) > len(self.mixed)
 
     def reason(self, module: nn.Module) -> str | None:
-        reason = self.dropout_reason(module)
-        if reason or self.exists:
-            return reason
-        return _NO_DROPOUT if has_parameters(module) else None
-
-    def dropout_reason(self, module: nn.Module) -> str | None:
-        """Why the dropout of a module is skipped, or None if the module has no dropout."""
         base = next((b for b in type(module).__mro__ if b in DROPOUT_TYPES), None)
+        rate, noisy = drop_rate(module), isinstance(module, Noisy)
         if id(module) in self.inner:
             return None  # it is switched with its parent
         if base is type(module):
-            return "" if drop_rate(module) else _NO_RATE
-        if base is not None or isinstance(module, Noisy):
-            return f"a subclass of {base.__name__} with behaviour of its own" if base else None
-        if rate := drop_rate(module):
+            return "" if rate else _NO_RATE
+        if base is not None:
+            return f"a subclass of {base.__name__} with behaviour of its own"
+        if rate and not noisy:
             return "" if is_switchable(module) else _SUBCLASS.format(rate=rate)
-        in_code = self.in_code.get(id(module))
-        if in_code is None or id(module) not in self.mixed:
-            return None if in_code is None else ""
-        return _IN_CODE.format(rate=in_code, kind=type(module).__name__)
+        if id(module) in self.in_code and not noisy:
+            kind, rate = type(module).__name__, self.in_code[id(module)]
+            return _IN_CODE.format(rate=rate, kind=kind) if id(module) in self.mixed else ""
+        return None if self.exists or not has_parameters(module) else _NO_DROPOUT
 
     def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
         return None if isinstance(module, Noisy) else switched_class(type(module))
@@ -122,7 +111,8 @@ class _GatesWithoutDropout(NoisyLayers):
         self.dropout = dropout
 
     def reason(self, module: nn.Module) -> str | None:
-        return self.dropout.dropout_reason(module) or super().reason(module)
+        reason = self.dropout.reason(module)
+        return super().reason(module) if reason in (None, _NO_DROPOUT) else reason
 
 
 def _inner_dropout(module: nn.Module) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""The rules of `Recipe`: noise on the weights and features of layers."""
+"""The rules of `Recipe` and `HeadRecipe`: noise in layers, and a head instead of the last layer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import own_parameters
-from vardrop.conversion.rules import FROZEN, ConversionRule, Scope, has_parameters
+from vardrop.conversion.rules import FROZEN, ConversionRule, Scope, has_parameters, join_names
 from vardrop.gates import BetaBernoulli, DependentBetaBernoulli, Gate
+from vardrop.heads import Head
 from vardrop.layers import NOISY_TYPES, Ties, Variational
 from vardrop.noisy import Noisy, NoisyTensor, named_modules_of
-from vardrop.recipes import Recipe
+from vardrop.recipes import HeadRecipe, Recipe
 
 # Why modules of these types and their subclasses are skipped. A selected noisy layer is an error.
 _UNSUPPORTED: dict[type, str] = {
@@ -56,30 +57,27 @@ class NoisyLayers(ConversionRule):
     def reason(self, module: nn.Module) -> str | None:
         if not has_parameters(module) or type(module) is NonDynamicallyQuantizableLinear:
             return None  # the output projection of attention is converted with it
-        if type(module) in NOISY_TYPES:
-            return self._layer_reason(module)
-        for base in type(module).__mro__:
-            if base in _UNSUPPORTED:
-                return _UNSUPPORTED[base]
-            if base in NOISY_TYPES:
-                return f"a subclass of {base.__name__} with behaviour of its own"
-        return "no weights that can be noisy"
-
-    def _layer_reason(self, module: nn.Module) -> str:
-        noisy = NOISY_TYPES[type(module)]
-        trained = not self.everywhere
-        for weight in (own_parameters(module).get(name) for name in noisy.weights_of(module)):
+        if (noisy := NOISY_TYPES.get(type(module))) is None:
+            for base in type(module).__mro__:
+                if base in _UNSUPPORTED:
+                    return _UNSUPPORTED[base]
+                if base in NOISY_TYPES:
+                    return f"a subclass of {base.__name__} with behaviour of its own"
+            return "no weights that can be noisy"
+        weights = [own_parameters(module).get(name) for name in noisy.weights_of(module)]
+        trained = not self.everywhere or any(w is not None and w.requires_grad for w in weights)
+        reason = noisy.unsupported_reason(module, self.recipe.gate) or ("" if trained else FROZEN)
+        for weight in weights:
             if weight is None:
-                return (
+                reason = (
                     "its weight is computed from other tensors (weight_norm, spectral_norm) "
                     "before each pass; remove that first"
                 )
-            if not weight.is_floating_point():
-                return f"its weights are {weight.dtype}"
-            if weight.numel() == 0:
-                return "no units to gate" if self.recipe.gate is not None else "it has no weights"
-            trained = trained or weight.requires_grad
-        return noisy.unsupported_reason(module, self.recipe.gate) or ("" if trained else FROZEN)
+            elif not weight.is_floating_point():
+                reason = f"its weights are {weight.dtype}"
+            elif weight.numel() == 0:
+                reason = "no units to gate" if self.recipe.gate is not None else "it has no weights"
+        return reason
 
     def tie_reasons(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> Mapping[str, str]:
         """A weight that is also used by a module without support for noise stays plain.
@@ -88,23 +86,20 @@ class NoisyLayers(ConversionRule):
         are left out by name may be converted later, with the same noise.
         """
         if self.recipe.posterior is None:
-            embeddings = (m for m in net.modules() if isinstance(m, nn.Embedding))
-            embedded = {id(module.weight) for module in embeddings}
-            pairs = ((n, w) for n, m in changes.items() for w in self.weights(m))
-            shared = {name for name, weight in pairs if id(weight) in embedded}
-            tied = {name for name in shared if not isinstance(changes[name], nn.Embedding)}
-            return dict.fromkeys(tied if self.everywhere else (), _TIED)
-        plain = {
-            id(parameter): name
-            for name, module in net.named_modules()
-            if self.reason(module)
-            for parameter in module.parameters(recurse=False)
-        }
+            embeddings = named_modules_of(net, nn.Embedding) if self.everywhere else {}
+            reasons = {id(module.weight): _TIED for module in embeddings.values()}
+        else:
+            reasons = {
+                id(parameter): f"its weight is tied to '{name}', which stays plain"
+                for name, module in net.named_modules()
+                if self.reason(module)
+                for parameter in module.parameters(recurse=False)
+            }
         return {
-            name: f"its weight is tied to '{plain[id(weight)]}', which stays plain"
+            name: reasons[id(weight)]
             for name, module in changes.items()
             for weight in self.weights(module)
-            if id(weight) in plain
+            if id(weight) in reasons
         }
 
     def check(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
@@ -116,16 +111,11 @@ class NoisyLayers(ConversionRule):
                     "`exclude`, or call vardrop.revert first."
                 )
         super().check(net, changes)
-        self._check_ties(net, changes)
-
-    def _check_ties(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
-        """Raise if a weight already has another method because another module uses it."""
-        posterior, prior, noisy = self.recipe.posterior, self.recipe.prior, _noisy_tensors(net)
+        posterior, prior = self.recipe.posterior, self.recipe.prior
+        noisy = {} if posterior is None else _noisy_tensors(net)
         for parameter in (p for m in changes.values() for p in m.parameters(recurse=False)):
-            other = noisy.get(id(parameter))
-            if posterior is None or other is None:
-                continue
-            if (posterior, prior) != (other.posterior, other.prior):
+            other = noisy.get(id(parameter))  # of a weight that another module uses too
+            if other is not None and (posterior, prior) != (other.posterior, other.prior):
                 raise VardropError(
                     "Expected modules with one weight to have one posterior and one prior, but got "
                     f"{posterior!r} with {prior!r} and {other.posterior!r} with {other.prior!r}. "
@@ -135,14 +125,14 @@ class NoisyLayers(ConversionRule):
     def becomes(self, module: nn.Module) -> str:
         """A gate whose mean is not one at the start changes the outputs of a trained model."""
         gate = self.recipe.gate
+        factor = 1.0
+        if gate is not None and not gate.input_dependent:
+            with torch.device("cpu"):  # also inside a block for the meta device
+                mean = gate.unit_mean(gate.initial(1))
+            factor = 1.0 if mean is None else float(mean.mean())
         text = super().becomes(module)
-        if gate is None or gate.input_dependent:
-            return text
-        with torch.device("cpu"):  # also inside a block for the meta device
-            mean = gate.unit_mean(gate.initial(1))
-        if mean is None or abs(float(mean.mean()) - 1) < _NEUTRAL:
-            return text
-        return f"{text}, features times {float(mean.mean()):.3g} at the start"
+        neutral = abs(factor - 1) < _NEUTRAL
+        return text if neutral else f"{text}, features times {factor:.3g} at the start"
 
     def change(self, module: nn.Module, noise: Ties) -> None:
         r = self.recipe
@@ -175,11 +165,47 @@ class _DependentGates(ConversionRule):
             )
 
     def change(self, module: nn.Module, noise: Ties) -> None:
+        if not isinstance(module, Variational):  # from a file
+            NoisyLayers(replace(self.recipe, gate=self.gate.base), False).change(module, noise)
         module.gate = self.gate.take_over(cast(Gate, module.gate))
 
-    def restore(self, module: nn.Module, noise: Ties) -> None:
-        NoisyLayers(replace(self.recipe, gate=self.gate.base), False).change(module, noise)
-        self.change(module, noise)
+
+class LastLayer(ConversionRule):
+    """One linear layer becomes a head: the last layer, or the layer that `include` names."""
+
+    def __init__(self, recipe: HeadRecipe, scope: Scope) -> None:
+        self.recipe, self.everywhere = recipe, scope.everywhere
+        linear = [m for m in scope.modules if type(m) is nn.Linear]
+        self.allowed = {id(m) for m in (linear[-1:] if scope.everywhere else linear)}
+
+    def reason(self, module: nn.Module) -> str | None:
+        if not has_parameters(module):
+            return None
+        if type(module) is not nn.Linear:
+            return "a head takes the place of a linear layer"
+        if id(module) not in self.allowed:
+            return "not the last linear layer; name another with `include`"
+        if module.out_features < 2:
+            return "one output; a head needs at least 2 classes"
+        return "" if module.weight.requires_grad or not self.everywhere else FROZEN
+
+    def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
+        return Head if type(module) is nn.Linear else None
+
+    def becomes(self, module: nn.Module) -> str:
+        return f"vardrop.Head with {self.recipe.rule!r}"
+
+    def check(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
+        super().check(net, changes)
+        if len(changes) > 1:
+            raise VardropError(
+                f"Expected `include` to select one linear layer for the head, but got "
+                f"{join_names(list(changes))}. Name the last one."
+            )
+
+    def change(self, module: nn.Module, noise: Ties) -> None:
+        module.__class__ = Head
+        cast(Head, module).make_head(self.recipe.rule)
 
 
 def ties(net: nn.Module) -> Ties:

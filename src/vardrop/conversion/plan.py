@@ -15,8 +15,7 @@ from vardrop._core.checks import check_net, check_type
 from vardrop._core.errors import VardropError, report_arguments
 from vardrop._core.integrations import load_integration
 from vardrop.conversion.dropout import dropout_rule
-from vardrop.conversion.last_layer import LastLayer
-from vardrop.conversion.layers import layer_rule
+from vardrop.conversion.layers import LastLayer, layer_rule
 from vardrop.conversion.rules import ConversionRule, Scope, join_names
 from vardrop.layers import register_linear_like
 from vardrop.noisy import enclosed
@@ -71,21 +70,6 @@ def selects(
         return bool(include(module, name))
 
 
-def _check_selection(
-    argument: str, include: Selection | list[Selection] | None, names: list[str]
-) -> None:
-    """Raise if a selection has a wrong type, or a pattern that matches none of the names."""
-    patterns = include if isinstance(include, list | tuple | None) else [include]
-    for pattern in patterns or ():
-        check_type(argument, pattern, str | Callable, _SELECTION)
-        if callable(pattern) or any(fnmatchcase(n, pattern) for n in names):
-            continue
-        raise VardropError(
-            f"Expected `{argument}` to match a module, but got {pattern!r}. "
-            f"The names are {join_names([n or '(net)' for n in names])}."
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class PlanEntry:
     """One module of the plan: its noisy form, or the reason why it is skipped."""
@@ -135,13 +119,7 @@ class Plan:
         unique = {id(w): w for s in self.changes for w in self.rule.weights(s.module)}
         weights = sum(w.numel() for w in unique.values())
         lines = [f"{len(self.changes)} modules, {weights} weights become noisy: {self.recipe!r}"]
-        rows = self._rows()
-        width = max((len(name) for name, *_ in rows), default=0)
-        lines += [f"  {name:<{max(width, 5)}}  {kind}  {what}" for name, kind, what in rows]
-        return "\n".join(lines)
-
-    def _rows(self) -> list[tuple[str, str, str]]:
-        """Name, type and change of each module. Many modules are grouped by numbers in names."""
+        # Name, type and change of each module. Many modules are grouped by numbers in names.
         groups: dict[tuple[str, str, str], list[str]] = {}
         for s in self.steps:
             pattern = _NUMBER.sub("*", s.name) if len(self.steps) > _MANY else s.name
@@ -153,7 +131,9 @@ class Plan:
             name = pattern if patterns[pattern] == 1 and len(names) > 1 else join_names(names, 2)
             times = f"{len(names)} " if len(names) > 1 else ""
             rows.append((name or "(net)", f"{times}{kind}", what))
-        return rows
+        width = max([5, *(len(name) for name, *_ in rows)])
+        lines += [f"  {name:<{width}}  {kind}  {what}" for name, kind, what in rows]
+        return "\n".join(lines)
 
 
 def plan(
@@ -189,8 +169,15 @@ noisy_bias=False)
     check_type("recipe", recipe, BaseRecipe, "a Recipe", "Call it: vardrop.sparse_vd().")
     inside = enclosed(net)
     modules = {n: m for n, m in net.named_modules() if id(m) not in inside}
-    _check_selection("include", include, list(modules))
-    _check_selection("exclude", exclude, list(modules))
+    for argument, selection in (("include", include), ("exclude", exclude)):
+        patterns = selection if isinstance(selection, list | tuple | None) else [selection]
+        for pattern in patterns or ():
+            check_type(argument, pattern, str | Callable, _SELECTION)
+            if not callable(pattern) and not any(fnmatchcase(name, pattern) for name in modules):
+                raise VardropError(
+                    f"Expected `{argument}` to match a module, but got {pattern!r}. "
+                    f"The names are {join_names([name or '(net)' for name in modules])}."
+                )
     rule = rule_of(recipe, Scope(net, list(modules.values()), include is None, example_input))
     reasons = {}
     for name, module in modules.items():

@@ -74,11 +74,10 @@ class ConversionRule(ABC):
 
     @abstractmethod
     def change(self, module: nn.Module, noise: Ties) -> None:
-        """Make a module noisy. `noise` collects the noise tensors by weight, for tied weights."""
+        """Make a module noisy, also a plain module that a file describes as noisy.
 
-    def restore(self, module: nn.Module, noise: Ties) -> None:
-        """Make a plain module noisy as described in a file."""
-        self.change(module, noise)
+        `noise` collects the noise tensors by weight, for tied weights.
+        """
 
 
 def has_parameters(module: nn.Module) -> bool:

@@ -83,10 +83,6 @@ class ConcreteDropout(FeatureNoise):
         """E (1 - d) / (1 - p), by quadrature."""
         return concrete_mean_ratio(-tensors["drop_logit"], self.temperature or _DENSE)
 
-    def mean(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
-        """The same for all units of x."""
-        return self.at_axis(axis).unit_mean(tensors).to(x.dtype)
-
     def kl(self, tensors: Tensors, units: int) -> Tensor:
         """-K H(p), K units."""
         return -units * bernoulli_entropy(tensors["drop_logit"]).sum()

@@ -75,17 +75,17 @@ class DependentBetaBernoulli(FeatureNoise):
         dependent.noise = noise
         return dependent
 
-    def initial(self, units: int) -> dict[str, Tensor]:
-        """Its tensors and the tensors of the base. Raises an error if a trained base is needed."""
+    def at_axis(self, axis: int) -> DependentBetaBernoulli:
+        """Raises an error for a new gate that needs a trained base."""
         if not self.joint:
             raise VardropError(
                 "Expected a trained Beta-Bernoulli gate under the dependent one, but got none. "
                 "Convert with beta_bernoulli() and train first, or use joint=True."
             )
-        return self.start(units)
+        return self
 
-    def start(self, units: int) -> dict[str, Tensor]:
-        """The same, for a gate that already has its base."""
+    def initial(self, units: int) -> dict[str, Tensor]:
+        """Its tensors and the tensors of the base."""
         return {
             **self.base.initial(units),
             "scale": torch.full((units,), self.scale),
@@ -101,14 +101,15 @@ class DependentBetaBernoulli(FeatureNoise):
     @torch.no_grad()
     def observe(self, x: Tensor, axis: int, tensors: Tensors) -> None:
         """A plain average over the first batches, then an exponential one."""
-        mean = tensors["running_mean"]
+        mean, variance = tensors["running_mean"], tensors["running_var"]
         rows = self._pool(x, axis).movedim(axis, -1).reshape(-1, x.shape[axis]).to(mean)
         if rows.shape[0] < 2:
             return  # one example has no variance
         rate = torch.clamp(1 / (tensors["batches"] + 1), min=_MOMENTUM)
-        variance = tensors["running_var"]
-        mean.copy_(_between(mean, rows.mean(0), rate))
-        variance.copy_(_between(variance, rows.var(0, unbiased=False), rate))
+        for old, new in ((mean, rows.mean(0)), (variance, rows.var(0, unbiased=False))):
+            step = new - old
+            # As torch.lerp, exact at both ends and for equal tensors, but with a rule for vmap.
+            old.copy_(torch.where(rate < 0.5, old + rate * step, new - step * (1 - rate)))
         tensors["batches"].add_(1)
 
     @staticmethod
@@ -147,9 +148,3 @@ class DependentBetaBernoulli(FeatureNoise):
     def relevance(self, tensors: Tensors, units: int) -> Relevance:
         """The relevance of the base: a unit is removed for all inputs or for none."""
         return self.base.relevance(tensors, units)
-
-
-def _between(old: Tensor, new: Tensor, rate: Tensor) -> Tensor:
-    """torch.lerp, exact at both ends and for equal tensors. vmap has no rule for torch.lerp."""
-    step = new - old
-    return torch.where(rate < 0.5, old + rate * step, new - step * (1 - rate))

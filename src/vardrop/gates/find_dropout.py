@@ -117,7 +117,7 @@ def controls_only_dropout(net: nn.Module, x: Any, names: Container[str]) -> bool
         Whether the outputs are equal.
     """
     evaluated, trained = (
-        tensors_in(_rehearse(net, x, _expected_mask, chosen)) for chosen in ((), names)
+        tensors_in(_rehearse(net, x, _expected_mask, chosen, [])) for chosen in ((), names)
     )
     return len(evaluated) == len(trained) and all(
         a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
@@ -157,7 +157,7 @@ def _rehearse(
     x: Any,
     answer: Answer,
     names: Container[str] | None,
-    entered: list[tuple[str, str]] | None = None,
+    entered: list[tuple[str, str]],
 ) -> Any:
     """The output of a pass of a copy with some modules in training mode, which changes nothing.
 
@@ -165,7 +165,6 @@ def _rehearse(
     modules that are running, with their classes.
     """
     twin, data = clone_modules(net), [(p, p.data) for p in net.parameters()]
-    entered = [] if entered is None else entered
     for name, module in twin.named_modules():
         disable_encoder_fastpath(module)
         custom = is_custom(module)
@@ -205,11 +204,10 @@ class _Rehearsal(RandomOpMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if schema(function).is_mutable:
-            args, kwargs = tree_map_only(Tensor, self._copy, (args, kwargs))
+            args, kwargs = tree_map_only(
+                Tensor, lambda t: t.clone() if _storage(t) in self.storages else t, (args, kwargs)
+            )
         return super().__torch_dispatch__(function, types, args, kwargs)
-
-    def _copy(self, tensor: Tensor) -> Tensor:
-        return tensor.clone() if _storage(tensor) in self.storages else tensor
 
 
 def _storage(tensor: Tensor) -> int:

@@ -11,14 +11,7 @@ from torch.nn import functional
 
 from vardrop._core.errors import VardropError
 from vardrop.functional import to_float32_or_wider, uniform
-from vardrop.heads.base import (
-    Branches,
-    ClassRule,
-    HeadParts,
-    is_target,
-    masked_nll,
-    only_nll,
-)
+from vardrop.heads.base import Branches, ClassRule, HeadParts, is_target, mean_nll, only_nll
 from vardrop.likelihoods.base import sum_targets
 from vardrop.posteriors import check_drop_rate
 
@@ -31,7 +24,7 @@ class SoftmaxRule(ClassRule):
 
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
         """-log softmax(o)[y]."""
-        return only_nll(masked_nll(logits, torch.zeros_like(logits), y))
+        return only_nll(mean_nll(torch.log_softmax(logits, -1), y))
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,8 @@ class SampledSoftmaxRule(ClassRule):
         count = max(2, round(self.fraction * logits.shape[-1]))
         ranks = uniform(logits.shape, logits).masked_fill(target, 2.0).argsort(-1, descending=True)
         chosen = torch.zeros_like(target).scatter(-1, ranks[..., :count], True)
-        return only_nll(masked_nll(logits, torch.where(chosen, 0.0, -torch.inf), y))
+        masked = logits.masked_fill(~chosen, -torch.inf)
+        return only_nll(mean_nll(torch.log_softmax(masked, -1), y))
 
 
 @dataclass(frozen=True)
@@ -82,7 +76,8 @@ class ClassDropoutRule(ClassRule):
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
         """-log softmax over the target and the retained classes."""
         mask = (uniform(logits.shape, logits) >= self.drop_rate) | is_target(y, logits)
-        return only_nll(masked_nll(logits, torch.where(mask, 0.0, -torch.inf), y))
+        masked = logits.masked_fill(~mask, -torch.inf)
+        return only_nll(mean_nll(torch.log_softmax(masked, -1), y))
 
     def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
         """1 - drop_rate for every class."""
@@ -100,7 +95,8 @@ class AttentionRule(ClassRule):
 
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
         """-log softmax(o + log sigmoid(a))[y]."""
-        return only_nll(masked_nll(logits, functional.logsigmoid(branches["retain"]), y))
+        log_mask = functional.logsigmoid(branches["retain"])
+        return only_nll(mean_nll(torch.log_softmax(logits + log_mask, -1), y))
 
 
 def sparsemax(logits: Tensor) -> tuple[Tensor, Tensor]:

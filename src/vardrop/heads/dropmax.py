@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vardrop.functional import bernoulli_entropy, bernoulli_kl, concrete_logit, uniform
-from vardrop.heads.base import Branches, ClassRule, HeadParts, is_target, masked_nll
+from vardrop.heads.base import Branches, ClassRule, HeadParts, is_target, mean_nll
 from vardrop.likelihoods.base import sum_targets
 
 
@@ -53,11 +53,12 @@ class DropMaxRule(ClassRule):
         """The objective above under one draw of q(z | x, y), or of p(z | x)."""
         a, r = branches["retain"], branches["correction"]
         if self.inference == "p":
-            nll = masked_nll(logits, self._log_mask(a), y)
+            nll = mean_nll(self.draw(logits, branches), y)
             zero = 0 * (a.sum() + r.sum())  # keeps every branch in the graph, for DDP
             return HeadParts(nll + zero, nll, zero, zero, zero)
         target, g = is_target(y, logits), a.detach() + r
-        nll = masked_nll(logits, torch.where(target, 0.0, self._log_mask(g)), y)
+        log_mask = torch.where(target, 0.0, self._log_mask(g))
+        nll = mean_nll(torch.log_softmax(logits + log_mask, -1), y)
         kl = torch.where(target, -functional.logsigmoid(a), bernoulli_kl(g, a))
         aux = functional.binary_cross_entropy_with_logits(r, target.to(r.dtype), reduction="none")
         kl, aux, entropy = (

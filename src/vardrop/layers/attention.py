@@ -143,39 +143,31 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
         stops = [1, 2, 3]  # of the projections that each product computes
         if packed and key is value:
             stops = [3] if query is key else [1, 3]
+        draws = self.posterior is not None and (self.is_sampling or noise is not None)
+        if draws and self.prior is not None:
+            self.warn_if_kl_unused()
+        views = self.noisy_tensors() if draws else {}
         projected: list[Tensor] = []
         for i, stop in enumerate(stops):
             start = len(projected)
-            biases = start * size, stop * size
+            x, biases = (query, key, value)[start], (start * size, stop * size)
             name, rows = ("in_proj_weight", biases) if packed else (SEPARATE[i], (0, size))
-            x, draw = (query, key, value)[start], None if noise is None else noise[i]
-            projected += self._product(x, name, rows, biases, draw).chunk(stop - start, -1)
+            bias = None if self.in_proj_bias is None else self.in_proj_bias[slice(*biases)]
+            if draws:
+                noisy_bias = views.get("in_proj_bias")
+                affine = AffineMap(
+                    op=linear,
+                    weight=views[name].with_shared_variance(self.training).rows(*rows),
+                    bias=bias if noisy_bias is None else noisy_bias.rows(*biases),
+                    outputs=rows[1] - rows[0],
+                    trailing=0,
+                )
+                y = self.estimator(affine, (x,), None if noise is None else noise[i])
+            else:
+                y = functional.linear(x, getattr(self, name)[slice(*rows)], bias)
+            projected += y.chunk(stop - start, -1)
         q, k, v = projected
         return q, k, v
-
-    def _product(
-        self,
-        x: Tensor,
-        name: str,
-        rows: tuple[int, int],
-        biases: tuple[int, int],
-        noise: ExplicitNoise | None,
-    ) -> Tensor:
-        bias = None if self.in_proj_bias is None else self.in_proj_bias[slice(*biases)]
-        if self.posterior is None or not (self.is_sampling or noise is not None):
-            return functional.linear(x, getattr(self, name)[slice(*rows)], bias)
-        views = self.noisy_tensors()
-        noisy = views.get("in_proj_bias")
-        affine = AffineMap(
-            op=linear,
-            weight=views[name].with_shared_variance(self.training).rows(*rows),
-            bias=bias if noisy is None else noisy.rows(*biases),
-            outputs=rows[1] - rows[0],
-            trailing=0,
-        )
-        if self.prior is not None:
-            self.warn_if_kl_unused()
-        return self.estimator(affine, (x,), noise)
 
 
 def _check_mask(name: str, mask: Tensor | None) -> None:

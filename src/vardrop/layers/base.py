@@ -8,7 +8,7 @@ are those of the torch layer. The noise of `weight` is stored under the names of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -431,10 +431,6 @@ class Variational(Noisy):
         if self.posterior is None:
             return torch.zeros_like(getattr(self, name))
         return self._view(name).variance().expand_as(getattr(self, name))
-
-    def noise_tensors(self) -> Iterator[Tensor]:
-        tensors = (getattr(self, name) for name in self.noise_names())
-        return (tensor for tensor in tensors if isinstance(tensor, nn.Parameter))
 
     def noise_names(self) -> Iterable[str]:
         return [n for s in self._noise.values() for n in (*s.noise.values(), *s.hyper.values())]

@@ -7,6 +7,7 @@ x^2 exactly as the mean product pads x, so local reparameterisation is exact for
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -49,11 +50,14 @@ class _ConvTranspose(_Conv):
         extra = self._output_padding(  # type: ignore[operator]
             input, output_size, stride, padding, self.kernel_size, self.spatial, dilation
         )
-        convolve = getattr(functional, f"conv_transpose{self.spatial}d")
-
-        def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            return convolve(x, weight, bias, stride, padding, extra, self.groups, dilation)
-
+        op = partial(
+            getattr(functional, f"conv_transpose{self.spatial}d"),
+            stride=stride,
+            padding=padding,
+            output_padding=extra,
+            groups=self.groups,
+            dilation=dilation,
+        )
         return self.product_with_gate(op, input, noise)
 
 

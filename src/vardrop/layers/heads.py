@@ -56,7 +56,11 @@ class Heads:
         into, out = (None, None) if noise is None else noise
         q, k, v = (self._split(x) for x in self._projected(*inputs, into))
         mask = self._mask(q, attn, padding, batched)
-        k, v = self._extended(k, v)
+        if self.bias_k is not None and self.bias_v is not None:
+            biases = (self._split(b.expand(len(q), 1, -1)) for b in (self.bias_k, self.bias_v))
+            k, v = (torch.cat([x, b.to(x.dtype)], 2) for x, b in zip((k, v), biases, strict=True))
+        if self.add_zero_attn:
+            k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
         weights = None
         if need_weights:
             scores = q @ k.transpose(-2, -1) / self.head_dim**0.5
@@ -73,16 +77,6 @@ class Heads:
     def _split(self, x: Tensor) -> Tensor:
         """(N, length, width) as heads (N, heads, length, width of a head)."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-
-    def _extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values with the ones that `add_bias_kv` and `add_zero_attn` append."""
-        batch = k.shape[0]
-        if self.bias_k is not None and self.bias_v is not None:
-            extra = (self._split(b.expand(batch, 1, -1)) for b in (self.bias_k, self.bias_v))
-            k, v = (torch.cat([x, b.to(x.dtype)], 2) for x, b in zip((k, v), extra, strict=True))
-        if self.add_zero_attn:
-            k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
-        return k, v
 
     def _mask(
         self, q: Tensor, attn: Tensor | None, padding: Tensor | None, batched: bool
