@@ -17,9 +17,8 @@ from torch import nn
 from vardrop._core.encoder import update_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import parameter_owners
-from vardrop.conversion.layers import ties
 from vardrop.conversion.plan import NOT_SELECTED, Plan, Selection, plan, selects
-from vardrop.conversion.rules import join_names
+from vardrop.conversion.rules import join_names, ties
 from vardrop.gates import SwitchedMode
 from vardrop.heads import Head
 from vardrop.layers import Variational, plain_types
@@ -117,7 +116,7 @@ def revert(net: Net) -> Net:
             )
         if isinstance(module, Variational) and module.gate and module.gate.unit_mean() is not None:
             module.check_gate_folds(owners)
-    types: dict[type[nn.Module], type[nn.Module]] = {Head: nn.Linear, **plain_types()}
+    types: dict[Any, type[nn.Module]] = {Head: nn.Linear, **plain_types()}
     for module in modules:
         plain = module.plain if isinstance(module, SwitchedMode) else types.get(type(module))
         if plain is None:  # a gate between layers, or a custom class

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from vardrop.conversion.layers import NoisyLayers
-from vardrop.conversion.rules import ConversionRule, Scope, has_parameters
+from vardrop.conversion.rules import ConversionRule, NoisyLayers, Scope, has_parameters
 from vardrop.gates import (
     DROPOUT_TYPES,
     controls_only_dropout,
@@ -24,15 +23,6 @@ from vardrop.layers import Ties
 from vardrop.noisy import Noisy
 from vardrop.recipes import Recipe, SwitchDropout
 
-_SUBCLASS = (
-    "its dropout of {rate:g} is in code of a registered class, but a subclass may ask for the mode "
-    "for more; call vardrop.gates.register_functional_dropout for it"
-)
-_IN_CODE = (
-    "its own code draws dropout of {rate:g}, and its training mode does not control just that; "
-    "call a dropout module instead, or vardrop.gates.register_functional_dropout({kind}, ...)"
-)
-_NO_RATE = "its rate is 0, so it draws nothing"
 _NO_DROPOUT = (
     "the net has no dropout module that draws; pass `example_input` to find dropout in code, or "
     "give `drop_rate` to gate its layers"
@@ -70,19 +60,30 @@ class SwitchedDropout(ConversionRule):
 
     def reason(self, module: nn.Module) -> str | None:
         base = next((b for b in type(module).__mro__ if b in DROPOUT_TYPES), None)
-        rate, noisy = drop_rate(module), isinstance(module, Noisy)
+        rate = drop_rate(module)
         if id(module) in self.inner:
             return None  # it is switched with its parent
         if base is type(module):
-            return "" if rate else _NO_RATE
+            return "" if rate else "its rate is 0, so it draws nothing"
         if base is not None:
             return f"a subclass of {base.__name__} with behaviour of its own"
-        if rate and not noisy:
-            return "" if is_switchable(module) else _SUBCLASS.format(rate=rate)
-        if id(module) in self.in_code and not noisy:
-            kind, rate = type(module).__name__, self.in_code[id(module)]
-            return _IN_CODE.format(rate=rate, kind=kind) if id(module) in self.mixed else ""
-        return None if self.exists or not has_parameters(module) else _NO_DROPOUT
+        reason = None if self.exists or not has_parameters(module) else _NO_DROPOUT
+        if isinstance(module, Noisy):
+            return reason
+        if rate and not is_switchable(module):
+            reason = (
+                f"its dropout of {rate:g} is in code of a registered class, but a subclass may ask "
+                "for the mode for more; call vardrop.gates.register_functional_dropout for it"
+            )
+        elif not rate and id(module) in self.mixed:
+            reason = (
+                f"its own code draws dropout of {self.in_code[id(module)]:g}, and its training "
+                "mode does not control just that; call a dropout module instead, or "
+                f"vardrop.gates.register_functional_dropout({type(module).__name__}, ...)"
+            )
+        elif rate or id(module) in self.in_code:
+            reason = ""
+        return reason
 
     def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
         return None if isinstance(module, Noisy) else switched_class(type(module))

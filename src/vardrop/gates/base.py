@@ -226,8 +226,7 @@ class Gate(Noisy):
 
     def forward(self, x: Tensor) -> Tensor:
         """x times a draw while sampling, x times the mean otherwise."""
-        inside = -x.dim() <= self.axis < x.dim()
-        if not inside or x.shape[self.axis] != self.units:
+        if not -x.dim() <= self.axis < x.dim() or x.shape[self.axis] != self.units:
             raise VardropError(
                 f"Expected axis {self.axis} of the input to have {self.units} units, "
                 f"but got shape {tuple(x.shape)}."

@@ -51,8 +51,7 @@ class BinaryDropout(FeatureNoise):
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         """0 or 1 / (1 - drop_rate)."""
-        shape = noise_shape(x, axis, self.granularity)
-        mask = uniform(shape, x) >= self.drop_rate
+        mask = uniform(noise_shape(x, axis, self.granularity), x) >= self.drop_rate
         return mask.to(x.dtype) / (1 - self.drop_rate)
 
     def moments(self, tensors: Tensors) -> tuple[Tensor, Tensor]:

@@ -73,7 +73,7 @@ def register_linear_like(module: nn.Module) -> None:
         module: any module. Modules that compute something else are left alone.
     """
     if type(module) not in NOISY_TYPES and (sizes := linear_sizes(module)) is not None:
-        register_layer(type(module), linear_like_class(type(module), sizes))
+        register_layer(type(module), linear_like_class(type(module), sizes))  # type: ignore[arg-type]
 
 
 def plain_types() -> dict[type[Variational], type[nn.Module]]:

@@ -143,6 +143,9 @@ class Variational(Noisy):
         """
         check_method(posterior, prior, estimator)
         check_type("gate", gate, FeatureNoise | None, "a FeatureNoise such as BinaryDropout()")
+        if reason := self.unsupported_reason(self, gate):
+            kind = type(self).__name__
+            raise VardropError(f"A noisy {kind} does not support these arguments: {reason}.")
         self.posterior, self.prior, self.estimator = posterior, prior, estimator
         self.noisy_bias = noisy_bias and bool(self._biases()) and posterior is not None
         self.gate, self._noise = None, {}
@@ -305,7 +308,8 @@ class Variational(Noisy):
         """
         for name, weight in self.gated_weights().items():
             entries = self.per_feature(factor, name)
-            weight.mul_(per_unit(entries, weight, side, self.weight_axes[name]))
+            axes = self.weight_axes.get(name) or self.axes  # of a weight in a sublayer
+            weight.mul_(per_unit(entries, weight, side, axes))
         if side == "output":
             for bias in self._biases().values():
                 bias.mul_(factor)
@@ -338,10 +342,8 @@ class Variational(Noisy):
         Returns:
             The product with its noise.
         """
-        op = op or self.op
-        assert op is not None
         return AffineMap(
-            op=op,
+            op=op or self.op,  # type: ignore[arg-type]
             weight=self._view(weight).with_shared_variance(self.training),
             bias=self._view(bias) if bias in self._noise else getattr(self, bias, None),
             outputs=self.num_outputs,
@@ -406,8 +408,10 @@ class Variational(Noisy):
                 extra = self.gate.weight_kl(weight, partial(self.per_feature, name=name))
                 if extra is not None:
                     terms["gate", self._key(name)] = extra
-            for key, term in self.gate.kl_terms(value, counted).items():
-                terms[key] = torch.zeros_like(term) if self.gate.noise.counts_weights else term
+            units = self.gate.kl_terms(value, counted)
+            if self.gate.noise.counts_weights:
+                units = {key: torch.zeros_like(term) for key, term in units.items()}
+            terms |= units
         for layer in self.sublayers().values():
             terms |= layer.kl_terms(value, counted)
         return terms

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parameter import UninitializedParameter
 
-from vardrop._core.errors import VardropError
 from vardrop._core.integrations import package_of
 from vardrop.estimators import ExplicitNoise
 from vardrop.functional.noise import linear
 from vardrop.gates import FeatureNoise
+from vardrop.gates.switchable_dropout import make_empty
 from vardrop.layers.base import Variational
 from vardrop.posteriors import Axes
 
@@ -118,12 +118,6 @@ class Embedding(Variational, nn.Embedding):
     sizes: ClassVar[tuple[str, str]] = ("num_embeddings", "embedding_dim")
     bias: None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        gate = None if self.gate is None else self.gate.noise
-        if reason := self.unsupported_reason(self, gate):
-            raise VardropError(f"A noisy Embedding does not support these arguments: {reason}.")
-
     @classmethod
     def unsupported_reason(cls, layer: nn.Module, gate: FeatureNoise | None) -> str:
         if layer.max_norm is not None:
@@ -172,7 +166,7 @@ class LinearLike(Affine):
     plain: ClassVar[type[nn.Module]]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _new, (self.plain, self.sizes), self.__getstate__()
+        return make_empty, (linear_like_class, self.plain, self.sizes), self.__getstate__()
 
 
 @cache
@@ -188,10 +182,6 @@ def linear_like_class(plain: type[nn.Module], sizes: tuple[str, str]) -> type[Li
     """
     members = {"plain": plain, "sizes": sizes, "__module__": __name__, "__doc__": plain.__doc__}
     return type(f"Noisy{plain.__name__}", (LinearLike, plain), members)
-
-
-def _new(plain: type[nn.Module], sizes: tuple[str, str]) -> LinearLike:
-    return object.__new__(linear_like_class(plain, sizes))
 
 
 def linear_sizes(module: nn.Module) -> tuple[str, str] | None:
@@ -215,11 +205,10 @@ def linear_sizes(module: nn.Module) -> tuple[str, str] | None:
         return None
     if weight is None or isinstance(weight, UninitializedParameter) or weight.dim() != 2:
         return None
-    if len(module.state_dict()) != 1 + (bias is not None):
-        return None
     shape = tuple(weight.shape)[::-1]
     sizes = next((s for s in _SIZES if tuple(getattr(module, n, None) for n in s) == shape), None)
-    if sizes is None or weight.is_meta:
+    others = len(module.state_dict()) - 1 - (bias is not None)
+    if sizes is None or weight.is_meta or others:
         return None
     x = torch.linspace(-1, 1, 3 * shape[0], dtype=weight.dtype, device=weight.device).view(3, -1)
     with torch.no_grad():

@@ -56,7 +56,6 @@ STEPS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
 Part = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 Sequences = Tensor | PackedSequence
 State = Tensor | tuple[Tensor, ...]  # the states of an LSTM are a pair
-Outputs = tuple[Sequences, State]
 
 
 class Options(Protocol):
@@ -75,7 +74,7 @@ class Options(Protocol):
 
 def run_steps(
     layer: Options, parts: Sequence[Part], input: Sequences, hx: State | None, drops: bool
-) -> Outputs:
+) -> tuple[Sequences, State]:
     """Run a recurrent layer of torch step by step.
 
     Args:
@@ -166,7 +165,8 @@ class _Recurrent(Variational):
     _all_weights: list[list[str]]
 
     def __init_subclass__(cls) -> None:
-        cls.plain = next(base for base in cls.__mro__ if not issubclass(base, Noisy))
+        modules = (base for base in cls.__mro__ if issubclass(base, nn.Module))
+        cls.plain = next(base for base in modules if not issubclass(base, Noisy))
 
     @classmethod
     def weights_of(cls, layer: nn.Module) -> Mapping[str, Axes]:

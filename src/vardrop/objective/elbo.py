@@ -164,8 +164,7 @@ class ELBO(nn.Module):
         if torch.compiler.is_compiling():  # a compiler finds shared computations itself
             return self.parts(x, y, None, weight) if every_step else _eager_step(self, x, y)
         # Callers of a transform, such as vmap, handle its errors.
-        report = nullcontext() if in_transform() else report_arguments("x", "y")
-        with share_in_step(), report:
+        with share_in_step(), nullcontext() if in_transform() else report_arguments("x", "y"):
             if every_step:
                 return self.parts(x, y, None, weight)
             return self.with_cached_kl(self.parts, x, y)
