@@ -120,7 +120,7 @@ class Plan:
         groups: dict[tuple[str, str, str], list[str]] = {}
         for s in self.steps:
             pattern = s.name
-            if len(self.steps) > 24:  # without the numbers between the dots of a name
+            if len(self.steps) > 24:  # then without the numbers between the dots of a name
                 pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", s.name)
             what = f"skip: {s.reason}" if s.reason else f"-> {s.becomes}"
             groups.setdefault((pattern, type(s.module).__name__, what), []).append(s.name)

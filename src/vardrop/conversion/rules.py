@@ -152,7 +152,8 @@ class NoisyLayers(ConversionRule):
         """A weight that is also used by a module without support for noise stays plain.
 
         The mean of a gate cannot be folded into a weight that an embedding uses too. Modules that
-        are left out by name may be converted later, with the same noise.
+        are left out by name may be converted later, with the same noise. Raise if a selected module
+        is noisy already, or if its weight has another method because another module uses it.
         """
         if self.recipe.posterior is None:
             embeddings = named_modules_of(net, nn.Embedding) if self.everywhere else {}

@@ -32,8 +32,8 @@ def _rates_of(module: Any) -> dict[str, float]:
     named = re.search("drop|stochastic_?depth", type(module).__name__, re.IGNORECASE)
     if parts or not named or isinstance(module, tuple(DROPOUT_TYPES)):
         return {}
-    rates = {name: value for name, value in vars(module).items() if isinstance(value, float)}
-    return {name: rate for name, rate in rates.items() if re.search("^(p|rate|prob)$|drop", name)}
+    numbers = {name: rate for name, rate in vars(module).items() if isinstance(rate, float)}
+    return {name: rate for name, rate in numbers.items() if re.search("^(p|rate|prob)$|drop", name)}
 
 
 def register_functional_dropout(
