@@ -28,17 +28,15 @@ from vardrop.estimators import (
 from vardrop.functional import to_float32_or_wider
 from vardrop.gates import FeatureNoise, Gate, Side, per_unit
 from vardrop.noisy import KLTerms, Noisy, NoisyTensor
-from vardrop.posteriors import Axes, Posterior
+from vardrop.posteriors import Axes, Posterior, Tensors
 from vardrop.priors import Prior
 
 Ties = dict[int, dict[str, Tensor]]  # noise tensors by name, by the id of their mean
-_Map = Callable[..., Tensor]
+Op = Callable[..., Tensor]  # of inputs, weight and bias
 _METHOD = ("posterior", "prior", "estimator", "gate", "noisy_bias")
 
 
-class _Stored(NamedTuple):
-    """The attribute names of the tensors of posterior and prior, by tensor name."""
-
+class _Stored(NamedTuple):  # the attributes with the tensors of posterior and prior, by tensor name
     noise: dict[str, str]
     hyper: dict[str, str]
     axes: Axes
@@ -118,8 +116,7 @@ class Variational(Noisy):
         return self.weights_of(self)
 
     def _biases(self) -> dict[str, Tensor]:
-        biases = {name: getattr(self, name, None) for name in self.bias_names}
-        return {name: bias for name, bias in biases.items() if bias is not None}
+        return {n: b for n in self.bias_names if (b := getattr(self, n, None)) is not None}
 
     def add_noise(
         self,
@@ -144,8 +141,7 @@ class Variational(Noisy):
         check_method(posterior, prior, estimator)
         check_type("gate", gate, FeatureNoise | None, "a FeatureNoise such as BinaryDropout()")
         if reason := self.unsupported_reason(self, gate):
-            kind = type(self).__name__
-            raise VardropError(f"A noisy {kind} does not support these arguments: {reason}.")
+            raise VardropError(f"A noisy {type(self).__name__} does not support this: {reason}.")
         self.posterior, self.prior, self.estimator = posterior, prior, estimator
         self.noisy_bias = noisy_bias and bool(self._biases()) and posterior is not None
         self.gate, self._noise = None, {}
@@ -220,9 +216,7 @@ class Variational(Noisy):
             hyper = {name: nn.Parameter(tensor) for name, tensor in hyper.items()}
         return noise, hyper
 
-    def _store(
-        self, mean: str, tensors: Mapping[str, Tensor], shared: dict[str, Tensor]
-    ) -> dict[str, str]:
+    def _store(self, mean: str, tensors: Tensors, shared: dict[str, Tensor]) -> dict[str, str]:
         """Register the tensors of a mean, or the ones that a module with the same mean has."""
         names = {}
         for name, new in tensors.items():
@@ -265,9 +259,7 @@ class Variational(Noisy):
                 for name in self._noise:
                     getattr(self, name).zero_().requires_grad_(False)
 
-    def replace_posterior(
-        self, posterior: Posterior, noise: Mapping[str, Mapping[str, Tensor]]
-    ) -> None:
+    def replace_posterior(self, posterior: Posterior, noise: Mapping[str, Tensors]) -> None:
         """Replace the posterior of the same tensors. Prior, gate and switches are unchanged.
 
         Args:
@@ -278,10 +270,9 @@ class Variational(Noisy):
         for stored in self._noise.values():
             for attribute in stored.noise.values():
                 delattr(self, attribute)
-        self._noise = {  # a new dictionary, because clones share it
-            name: stored._replace(noise=self._store(name, noise[name], {}))
-            for name, stored in self._noise.items()
-        }
+        names = {name: self._store(name, noise[name], {}) for name in self._noise}
+        # A new dictionary, because clones share the old one.
+        self._noise = {n: s._replace(noise=names[n]) for n, s in self._noise.items()}
         self.posterior = posterior
         self._centre()
 
@@ -325,13 +316,11 @@ class Variational(Noisy):
         return NoisyTensor(getattr(self, name), self.posterior, self.prior, noise, hyper, axes)
 
     @property
-    def op(self) -> _Map | None:
+    def op(self) -> Op | None:
         """`op(x, weight, bias)` if the layer is one product of one input, else None."""
         return None
 
-    def affine(
-        self, op: _Map | None = None, weight: str = "weight", bias: str = "bias"
-    ) -> AffineMap:
+    def affine(self, op: Op | None = None, weight: str = "weight", bias: str = "bias") -> AffineMap:
         """A product with the distribution of its weight and bias.
 
         Args:
@@ -364,7 +353,7 @@ class Variational(Noisy):
 
     def product(
         self,
-        op: _Map,
+        op: Op,
         inputs: tuple[Tensor, ...],
         noise: ExplicitNoise | None = None,
         weight: str = "weight",
@@ -387,6 +376,21 @@ class Variational(Noisy):
         if self.prior is not None:
             self.warn_if_kl_unused()
         return self.estimator(self.affine(op, weight, bias), inputs, noise)
+
+    def product_with_gate(self, op: Op, x: Tensor, noise: ExplicitNoise | None) -> Tensor:
+        """Apply `product` to one input, with the gate before or after it.
+
+        Args:
+            op: the product as a function of inputs, weight and bias.
+            x: the input, which may be a single example without a batch axis.
+            noise: explicit noise, or None.
+
+        Returns:
+            The output of the layer.
+        """
+        x, single = self.apply_gate("input", x), x.dim() == self.spatial + 1
+        y = self.product(op, (x.unsqueeze(0) if single else x,), noise)
+        return self.apply_gate("output", y.squeeze(0) if single else y)
 
     def kl(self, value: bool = True) -> Tensor | None:
         """KL of the noisy tensors and of the gate, summed, or None if there is none."""
@@ -417,10 +421,7 @@ class Variational(Noisy):
         return terms
 
     def _key(self, name: str, tensor: NoisyTensor | None = None) -> tuple[int, ...]:
-        """A key of a weight and its noise.
-
-        A weight that a parametrization computes at each access belongs to one module.
-        """
+        """A key of a weight and its noise. A weight that is computed belongs to one layer."""
         owner, _, attribute = name.rpartition(".")
         weight = own_parameters(self.get_submodule(owner)).get(attribute)
         noise = () if tensor is None else map(id, tensor.noise.values())
@@ -441,8 +442,7 @@ class Variational(Noisy):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        # A plain checkpoint holds means, but a zero-mean layer has none.
-        self._centre()
+        self._centre()  # a plain checkpoint holds means, but a zero-mean layer has none
 
     def extra_repr(self) -> str:
         parts = (f"{name}={getattr(self, name)!r}" for name in ("posterior", "prior", "estimator"))

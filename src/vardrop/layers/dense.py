@@ -38,25 +38,6 @@ class Affine(Variational):
         """Return a draw while sampling or for given noise, else the output of the torch layer."""
         return self.product_with_gate(self.op, input, noise)
 
-    def product_with_gate(
-        self, op: Callable[..., Tensor], x: Tensor, noise: ExplicitNoise | None
-    ) -> Tensor:
-        """Apply `product` to one input, with the gate before or after it.
-
-        The input may be a single example without a batch axis.
-
-        Args:
-            op: the product as a function of inputs, weight and bias.
-            x: the input.
-            noise: explicit noise, or None.
-
-        Returns:
-            The output of the layer.
-        """
-        x, single = self.apply_gate("input", x), x.dim() == self.spatial + 1
-        y = self.product(op, (x.unsqueeze(0) if single else x,), noise)
-        return self.apply_gate("output", y.squeeze(0) if single else y)
-
 
 class Linear(Affine, nn.Linear):
     """`nn.Linear` with a posterior on its weight.
