@@ -252,12 +252,12 @@ class Variational(Noisy):
     def _reset_means(self) -> None:
         super().reset_parameters()  # type: ignore[misc]
 
-    def _centre(self) -> None:
-        """Keep the means of a zero-mean posterior at zero, also after loading."""
+    def _centre(self, fixed: bool = True) -> None:
+        """Keep the means of a zero-mean posterior at zero, also after loading, or free them."""
         if self.posterior is not None and self.posterior.zero_mean:
             with torch.no_grad():
-                for name in self._noise:
-                    getattr(self, name).zero_().requires_grad_(False)
+                for mean in (getattr(self, name) for name in self._noise):
+                    (mean.zero_() if fixed else mean).requires_grad_(not fixed)
 
     def replace_posterior(self, posterior: Posterior, noise: Mapping[str, Tensors]) -> None:
         """Replace the posterior of the same tensors. Prior, gate and switches are unchanged.
@@ -267,6 +267,7 @@ class Variational(Noisy):
             noise: its tensors by the name of their mean. A parameter stays a parameter, and other
                 tensors become buffers. Pass the same objects to tied layers.
         """
+        self._centre(fixed=False)
         for stored in self._noise.values():
             for attribute in stored.noise.values():
                 delattr(self, attribute)
@@ -280,9 +281,7 @@ class Variational(Noisy):
         """Remove every noise tensor. The mean of the gate is folded into the means."""
         if self.gate is not None and (mean := self.gate.unit_mean()) is not None:
             self.scale_units(mean, self.gate.side)
-        if self.posterior is not None and self.posterior.zero_mean:
-            for name in self._noise:
-                getattr(self, name).requires_grad_(True)
+        self._centre(fixed=False)
         for attribute in (*self.noise_names(), *_METHOD, "_noise"):
             delattr(self, attribute)
         self.__dict__.pop("sampling", None)
