@@ -310,9 +310,10 @@ class Variational(Noisy):
 
     def _view(self, name: str) -> NoisyTensor:
         assert self.posterior is not None
-        *stored, axes = self._noise[name]
-        noise, hyper = ({key: getattr(self, n) for key, n in names.items()} for names in stored)
-        return NoisyTensor(getattr(self, name), self.posterior, self.prior, noise, hyper, axes)
+        stored = self._noise[name]
+        noise = {key: getattr(self, attribute) for key, attribute in stored.noise.items()}
+        hyper = {key: getattr(self, attribute) for key, attribute in stored.hyper.items()}
+        return NoisyTensor(getattr(self, name), self.posterior, self.prior, noise, hyper, stored.axes)
 
     @property
     def op(self) -> Op | None:
