@@ -310,10 +310,10 @@ class Variational(Noisy):
 
     def _view(self, name: str) -> NoisyTensor:
         assert self.posterior is not None
-        stored = self._noise[name]
-        noise = {key: getattr(self, attribute) for key, attribute in stored.noise.items()}
-        hyper = {key: getattr(self, attribute) for key, attribute in stored.hyper.items()}
-        return NoisyTensor(getattr(self, name), self.posterior, self.prior, noise, hyper, stored.axes)
+        noises, hypers, axes = self._noise[name]
+        noise = {key: getattr(self, attribute) for key, attribute in noises.items()}
+        hyper = {key: getattr(self, attribute) for key, attribute in hypers.items()}
+        return NoisyTensor(getattr(self, name), self.posterior, self.prior, noise, hyper, axes)
 
     @property
     def op(self) -> Op | None:
