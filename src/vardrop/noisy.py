@@ -253,7 +253,8 @@ class Noisy(nn.Module):
 
     def noise_tensors(self) -> Iterator[Tensor]:
         """The parameters of the noise and its prior, of this module only."""
-        yield from ()
+        names = set(self.noise_names())
+        return (parameter for name, parameter in self.named_parameters() if name in names)
 
     def noise_names(self) -> Iterable[str]:
         """The names of all noise tensors in the state of the module, without the means."""

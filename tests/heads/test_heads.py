@@ -22,7 +22,7 @@ from tests.replay import replay
 from tests.z_scores import assert_mean, z_bound
 from vardrop import heads, recipes
 from vardrop.heads import DropMaxRule, Head
-from vardrop.heads.baselines import sparsemax
+from vardrop.heads.rules import sparsemax
 from vardrop.testing import HEADS
 
 RULES = [recipe.rule for recipe in HEADS.values()]

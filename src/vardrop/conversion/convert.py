@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -17,12 +17,11 @@ from torch import nn
 from vardrop._core.encoder import update_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import parameter_owners
-from vardrop.conversion.layers import ties
 from vardrop.conversion.plan import NOT_SELECTED, Plan, Selection, plan, selects
-from vardrop.conversion.rules import join_names
+from vardrop.conversion.rules import join_names, ties
 from vardrop.gates import SwitchedMode
 from vardrop.heads import Head
-from vardrop.layers import NOISY_TYPES, Variational
+from vardrop.layers import Variational, plain_types
 from vardrop.noisy import Noisy, noisy_modules
 from vardrop.recipes import BaseRecipe
 
@@ -110,19 +109,22 @@ def revert(net: Net) -> Net:
     modules = list(noisy_modules(net).values())
     owners = parameter_owners(net)
     for module in modules:
-        if isinstance(module, Head):
-            module.check_linear()
-        gate = module.gate if isinstance(module, Variational) else None
-        if gate is not None and gate.unit_mean() is not None:
-            cast(Variational, module).check_gate_folds(owners)
-    types: dict[type[nn.Module], type[nn.Module]] = {Head: nn.Linear}
-    types |= {noisy: plain for plain, noisy in NOISY_TYPES.items()}
+        if isinstance(module, Head) and not module.rule.linear:
+            raise VardropError(
+                f"Expected a head that is a softmax of its linear layer, but got {module.rule!r}. "
+                "Keep the head and use the model in evaluation mode."
+            )
+        if isinstance(module, Variational) and module.gate and module.gate.unit_mean() is not None:
+            module.check_gate_folds(owners)
+    types: dict[Any, type[nn.Module]] = {Head: nn.Linear, **plain_types()}
     for module in modules:
         plain = module.plain if isinstance(module, SwitchedMode) else types.get(type(module))
         if plain is None:  # a gate between layers, or a custom class
             continue
-        if isinstance(module, Variational | Head):
+        if isinstance(module, Variational):
             module.make_plain()
+        elif isinstance(module, Head):
+            del module.rule
         module.__dict__.pop("sampling", None)
         module.__class__ = plain  # type: ignore[assignment]
     update_encoder_fastpath(net, Noisy)

@@ -7,12 +7,9 @@ the model on an example input. It is switched unless the training mode controls 
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
-from vardrop.conversion.layers import NoisyLayers
-from vardrop.conversion.rules import ConversionRule, Scope, has_parameters
+from vardrop.conversion.rules import ConversionRule, NoisyLayers, Scope, has_parameters
 from vardrop.gates import (
     DROPOUT_TYPES,
     controls_only_dropout,
@@ -26,15 +23,6 @@ from vardrop.layers import Ties
 from vardrop.noisy import Noisy
 from vardrop.recipes import Recipe, SwitchDropout
 
-_SUBCLASS = (
-    "its dropout of {rate:g} is in code of a registered class, but a subclass may ask for the mode "
-    "for more; call vardrop.gates.register_functional_dropout for it"
-)
-_IN_CODE = (
-    "its own code draws dropout of {rate:g}, and its training mode does not control just that; "
-    "call a dropout module instead, or vardrop.gates.register_functional_dropout({kind}, ...)"
-)
-_NO_RATE = "its rate is 0, so it draws nothing"
 _NO_DROPOUT = (
     "the net has no dropout module that draws; pass `example_input` to find dropout in code, or "
     "give `drop_rate` to gate its layers"
@@ -58,13 +46,8 @@ class SwitchedDropout(ConversionRule):
         }
         self.in_code: dict[int, float] = {}
         self.mixed: set[int] = set()  # whose training mode does not control just the dropout
-        if scope.example_input is not None:
-            self._find_in_code(scope.net, scope.example_input)
-        drawn = any(drop_rate(m) > 0 for m in scope.modules)
-        self.exists = drawn or len(self.in_code) > len(self.mixed)
-
-    def _find_in_code(self, net: nn.Module, x: Any) -> None:
-        rates = find_functional_dropout(net, x)
+        net, x = scope.net, scope.example_input
+        rates = {} if x is None else find_functional_dropout(net, x)
         always = find_functional_dropout(net, x, training=False) if rates else {}
         for full_name, module in net.named_modules():
             name = full_name.replace("_orig_mod.", "")
@@ -72,28 +55,35 @@ class SwitchedDropout(ConversionRule):
                 self.in_code[id(module)] = rates[name]
                 if name in always or not controls_only_dropout(net, x, (name,)):
                     self.mixed.add(id(module))
+        drawn = any(drop_rate(m) > 0 for m in scope.modules)
+        self.exists = drawn or len(self.in_code) > len(self.mixed)
 
     def reason(self, module: nn.Module) -> str | None:
-        reason = self.dropout_reason(module)
-        if reason or self.exists:
-            return reason
-        return _NO_DROPOUT if has_parameters(module) else None
-
-    def dropout_reason(self, module: nn.Module) -> str | None:
-        """Why the dropout of a module is skipped, or None if the module has no dropout."""
         base = next((b for b in type(module).__mro__ if b in DROPOUT_TYPES), None)
+        rate = drop_rate(module)
         if id(module) in self.inner:
             return None  # it is switched with its parent
         if base is type(module):
-            return "" if drop_rate(module) else _NO_RATE
-        if base is not None or isinstance(module, Noisy):
-            return f"a subclass of {base.__name__} with behaviour of its own" if base else None
-        if rate := drop_rate(module):
-            return "" if is_switchable(module) else _SUBCLASS.format(rate=rate)
-        in_code = self.in_code.get(id(module))
-        if in_code is None or id(module) not in self.mixed:
-            return None if in_code is None else ""
-        return _IN_CODE.format(rate=in_code, kind=type(module).__name__)
+            return "" if rate else "its rate is 0, so it draws nothing"
+        if base is not None:
+            return f"a subclass of {base.__name__} with behaviour of its own"
+        reason = None if self.exists or not has_parameters(module) else _NO_DROPOUT
+        if isinstance(module, Noisy):
+            return reason
+        if rate and not is_switchable(module):
+            reason = (
+                f"its dropout of {rate:g} is in code of a registered class, but a subclass may ask "
+                "for the mode for more; call vardrop.gates.register_functional_dropout for it"
+            )
+        elif not rate and id(module) in self.mixed:
+            reason = (
+                f"its own code draws dropout of {self.in_code[id(module)]:g}, and its training "
+                "mode does not control just that; call a dropout module instead, or "
+                f"vardrop.gates.register_functional_dropout({type(module).__name__}, ...)"
+            )
+        elif rate or id(module) in self.in_code:
+            reason = ""
+        return reason
 
     def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
         return None if isinstance(module, Noisy) else switched_class(type(module))
@@ -122,7 +112,8 @@ class _GatesWithoutDropout(NoisyLayers):
         self.dropout = dropout
 
     def reason(self, module: nn.Module) -> str | None:
-        return self.dropout.dropout_reason(module) or super().reason(module)
+        reason = self.dropout.reason(module)
+        return super().reason(module) if reason in (None, _NO_DROPOUT) else reason
 
 
 def _inner_dropout(module: nn.Module) -> list[nn.Module]:

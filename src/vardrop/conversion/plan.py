@@ -15,9 +15,7 @@ from vardrop._core.checks import check_net, check_type
 from vardrop._core.errors import VardropError, report_arguments
 from vardrop._core.integrations import load_integration
 from vardrop.conversion.dropout import dropout_rule
-from vardrop.conversion.last_layer import LastLayer
-from vardrop.conversion.layers import layer_rule
-from vardrop.conversion.rules import ConversionRule, Scope, join_names
+from vardrop.conversion.rules import ConversionRule, LastLayer, Scope, join_names, layer_rule
 from vardrop.layers import register_linear_like
 from vardrop.noisy import enclosed
 from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
@@ -30,9 +28,6 @@ RULES: dict[type[BaseRecipe], Callable[[Any, Scope], ConversionRule]] = {
     SwitchDropout: dropout_rule,
 }
 NOT_SELECTED = "not selected by `include`"
-_SELECTION = "a name pattern, a module type, a predicate (module, name) -> bool or a list of these"
-_MANY = 24  # a plan of more modules is printed in groups
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # between the dots of a name
 
 
 def rule_of(recipe: BaseRecipe, scope: Scope) -> ConversionRule:
@@ -69,21 +64,6 @@ def selects(
         return isinstance(module, include)
     with report_arguments("include", "exclude"):
         return bool(include(module, name))
-
-
-def _check_selection(
-    argument: str, include: Selection | list[Selection] | None, names: list[str]
-) -> None:
-    """Raise if a selection has a wrong type, or a pattern that matches none of the names."""
-    patterns = include if isinstance(include, list | tuple | None) else [include]
-    for pattern in patterns or ():
-        check_type(argument, pattern, str | Callable, _SELECTION)
-        if callable(pattern) or any(fnmatchcase(n, pattern) for n in names):
-            continue
-        raise VardropError(
-            f"Expected `{argument}` to match a module, but got {pattern!r}. "
-            f"The names are {join_names([n or '(net)' for n in names])}."
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,24 +107,21 @@ class Plan:
         """Each reason to skip once, with its modules."""
         names: dict[str, list[str]] = {}
         for s in self.skips:
-            kind = type(s.module).__name__
-            names.setdefault(s.reason, []).append(f"'{s.name or '(net)'}' ({kind})")
+            names.setdefault(s.reason, []).append(
+                f"'{s.name or '(net)'}' ({type(s.module).__name__})"
+            )
         return [f"{join_names(modules)}: {reason}" for reason, modules in names.items()]
 
     def __str__(self) -> str:
         unique = {id(w): w for s in self.changes for w in self.rule.weights(s.module)}
         weights = sum(w.numel() for w in unique.values())
         lines = [f"{len(self.changes)} modules, {weights} weights become noisy: {self.recipe!r}"]
-        rows = self._rows()
-        width = max((len(name) for name, *_ in rows), default=0)
-        lines += [f"  {name:<{max(width, 5)}}  {kind}  {what}" for name, kind, what in rows]
-        return "\n".join(lines)
-
-    def _rows(self) -> list[tuple[str, str, str]]:
-        """Name, type and change of each module. Many modules are grouped by numbers in names."""
+        # Name, type and change of each module. Many modules are grouped by numbers in names.
         groups: dict[tuple[str, str, str], list[str]] = {}
         for s in self.steps:
-            pattern = _NUMBER.sub("*", s.name) if len(self.steps) > _MANY else s.name
+            pattern = s.name
+            if len(self.steps) > 24:  # then without the numbers between the dots of a name
+                pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", s.name)
             what = f"skip: {s.reason}" if s.reason else f"-> {s.becomes}"
             groups.setdefault((pattern, type(s.module).__name__, what), []).append(s.name)
         patterns = Counter(pattern for pattern, *_ in groups)
@@ -153,7 +130,9 @@ class Plan:
             name = pattern if patterns[pattern] == 1 and len(names) > 1 else join_names(names, 2)
             times = f"{len(names)} " if len(names) > 1 else ""
             rows.append((name or "(net)", f"{times}{kind}", what))
-        return rows
+        width = max([5, *(len(name) for name, *_ in rows)])
+        lines += [f"  {name:<{width}}  {kind}  {what}" for name, kind, what in rows]
+        return "\n".join(lines)
 
 
 def plan(
@@ -189,8 +168,16 @@ noisy_bias=False)
     check_type("recipe", recipe, BaseRecipe, "a Recipe", "Call it: vardrop.sparse_vd().")
     inside = enclosed(net)
     modules = {n: m for n, m in net.named_modules() if id(m) not in inside}
-    _check_selection("include", include, list(modules))
-    _check_selection("exclude", exclude, list(modules))
+    wanted = "a name pattern, a module type, a predicate (module, name) -> bool or a list of these"
+    for argument, selection in (("include", include), ("exclude", exclude)):
+        patterns = selection if isinstance(selection, list | tuple | None) else [selection]
+        for pattern in patterns or ():
+            check_type(argument, pattern, str | Callable, wanted)
+            if not callable(pattern) and not any(fnmatchcase(name, pattern) for name in modules):
+                raise VardropError(
+                    f"Expected `{argument}` to match a module, but got {pattern!r}. "
+                    f"The names are {join_names([name or '(net)' for name in modules])}."
+                )
     rule = rule_of(recipe, Scope(net, list(modules.values()), include is None, example_input))
     reasons = {}
     for name, module in modules.items():
@@ -201,8 +188,7 @@ noisy_bias=False)
         elif exclude is not None and selects(exclude, module, name):
             reason = "left out by `exclude`"
         reasons[name] = reason
-    reasons |= rule.tie_reasons(net, {n: modules[n] for n, reason in reasons.items() if not reason})
-    rule.check(net, {n: modules[n] for n, reason in reasons.items() if not reason})
+    reasons |= rule.check(net, {n: modules[n] for n, reason in reasons.items() if not reason})
     steps = (
         PlanEntry(name, modules[name], reason, "" if reason else rule.becomes(modules[name]))
         for name, reason in reasons.items()

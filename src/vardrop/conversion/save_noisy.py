@@ -152,7 +152,7 @@ def restore(
     with all_or_nothing([into], values=rewrites), torch.random.fork_rng(devices=[]):
         before, noise = set(into.state_dict()), cast(Ties, {})
         for name in rules.keys() - noisy.keys():
-            rules[name].restore(modules[name], noise)
+            rules[name].change(modules[name], noise)
         state = into.state_dict(keep_vars=True)
         for alias, first in tied.items():  # existing tensors keep their ties
             if alias in state and first in state and alias not in before:
@@ -173,9 +173,30 @@ def _entries(net: nn.Module) -> dict[str, Entry]:
     """The descriptions of noisy modules by name. A gate inside a layer belongs to the layer."""
     entries, inside = {}, enclosed(net)
     for name, module in named_modules_of(net, Noisy).items():
-        if id(module) not in inside and (method := _method(name, module)) is not None:
-            recipe, rates = method
-            entries[name] = {"type": type(module).__name__, **rates, "recipe": to_json(recipe)}
+        recipe: BaseRecipe = SwitchDropout()
+        numbers: dict[str, Json] = {}
+        if id(module) in inside:
+            continue
+        if isinstance(module, Variational):
+            gate = None if module.gate is None else module.gate.noise
+            if module.posterior is None and gate is None:
+                continue  # a layer without a method
+            method = module.posterior, module.prior, module.estimator, gate, module.noisy_bias
+            recipe = Recipe(*method)
+        elif isinstance(module, Gate):
+            recipe, numbers = Recipe(gate=module.noise), {"units": module.units}
+        elif isinstance(module, Head):
+            recipe = HeadRecipe(module.rule)
+        elif isinstance(module, SwitchableDropout):
+            numbers = {"rate": module.p}
+        elif isinstance(module, SwitchedMode):
+            numbers = {"rates": functional_dropout_rates(module)}
+        else:
+            raise VardropError(
+                f"Expected layers, gates, heads and dropout of vardrop in `net`, but got "
+                f"{type(module).__name__} at '{name}'. Save `net.state_dict()` yourself."
+            )
+        entries[name] = {"type": type(module).__name__, **numbers, "recipe": to_json(recipe)}
     return entries
 
 
@@ -189,47 +210,22 @@ def _entry_of_plain(module: nn.Module, rule: ConversionRule, entry: Entry) -> En
     return entry
 
 
-def _method(name: str, module: Noisy) -> tuple[BaseRecipe, dict[str, Json]] | None:
-    """The recipe of a noisy module and its other numbers, or None for a layer without a method."""
-    if isinstance(module, Variational):
-        gate = None if module.gate is None else module.gate.noise
-        method = module.posterior, module.prior, module.estimator, gate, module.noisy_bias
-        return None if module.posterior is None and gate is None else (Recipe(*method), {})
-    if isinstance(module, Gate):
-        return Recipe(gate=module.noise), {"units": module.units}
-    if isinstance(module, Head):
-        return HeadRecipe(module.rule), {}
-    if isinstance(module, SwitchableDropout):
-        return SwitchDropout(), {"rate": module.p}
-    if isinstance(module, SwitchedMode):
-        return SwitchDropout(), {"rates": functional_dropout_rates(module)}
-    raise VardropError(
-        f"Expected layers, gates, heads and dropout of vardrop in `net`, but got "
-        f"{type(module).__name__} at '{name}'. Save `net.state_dict()` yourself."
-    )
-
-
 def _tensors(net: nn.Module, noise_alone: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a model by their first names, and the first name of every other name."""
-    noise = noise_names(net) if noise_alone else None
-    first: dict[int, str] = {}
-    tensors: dict[str, Tensor] = {}
-    tied: dict[str, str] = {}
-    for name, tensor in net.state_dict(keep_vars=True).items():
-        if noise is not None and name not in noise:
-            continue
+    state, first = net.state_dict(keep_vars=True), dict[int, str]()
+    if noise_alone:
+        names = noise_names(net)
+        state = {name: tensor for name, tensor in state.items() if name in names}
+    for name, tensor in state.items():
         if getattr(tensor, "is_meta", True):
             kind = "a meta tensor" if isinstance(tensor, Tensor) else type(tensor).__name__
             raise VardropError(
                 f"Expected the state of the net to be tensors with values, but got {kind} at "
                 f"'{name}'. Keep other state elsewhere, and give meta tensors memory first."
             )
-        if id(tensor) in first:
-            tied[name] = first[id(tensor)]
-        else:
-            first[id(tensor)] = name
-            tensors[name] = tensor
-    return tensors, tied
+        first.setdefault(id(tensor), name)
+    tied = {name: first[id(t)] for name, t in state.items() if first[id(t)] != name}
+    return {name: t for name, t in state.items() if name not in tied}, tied
 
 
 def is_description(values: Any) -> bool:

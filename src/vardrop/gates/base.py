@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -43,7 +43,7 @@ class FeatureNoise(Value, ABC):
         return True
 
     def at_axis(self, axis: int) -> FeatureNoise:
-        """The same noise for units along `axis`, with defaults that depend on the axis.
+        """The noise of a new gate for units along `axis`, whose defaults may depend on the axis.
 
         Args:
             axis: of the units.
@@ -53,9 +53,8 @@ class FeatureNoise(Value, ABC):
         """
         return self
 
-    @abstractmethod
     def initial(self, units: int) -> dict[str, Tensor]:
-        """The tensors for this many units, at their initial values.
+        """The tensors for this many units, at their initial values. By default there are none.
 
         Args:
             units: the number of units.
@@ -63,17 +62,7 @@ class FeatureNoise(Value, ABC):
         Returns:
             The tensors by name.
         """
-
-    def start(self, units: int) -> dict[str, Tensor]:
-        """The tensors after `reset_parameters`.
-
-        Args:
-            units: the number of units.
-
-        Returns:
-            The tensors by name.
-        """
-        return self.initial(units)
+        return {}
 
     def statistics(self, units: int) -> dict[str, Tensor]:
         """Running statistics of the features, which no optimizer touches.
@@ -130,7 +119,7 @@ class FeatureNoise(Value, ABC):
         Returns:
             The mean, or None.
         """
-        unit_mean = self.unit_mean(tensors)
+        unit_mean = self.at_axis(axis).unit_mean(tensors)
         return None if unit_mean is None else along(axis, x, unit_mean.to(x.dtype))
 
     def moments(self, tensors: Tensors) -> tuple[Tensor, Tensor] | None:
@@ -232,24 +221,18 @@ class Gate(Noisy):
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The noise tensors by name, in at least single precision."""
-        return {
-            name: to_float32_or_wider(full_tensor(tensor))
-            for name, tensor in self._stored().items()
-        }
-
-    def _stored(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in self._names}
+        stored = {name: getattr(self, name) for name in self._names}
+        return {name: to_float32_or_wider(full_tensor(t)) for name, t in stored.items()}
 
     def forward(self, x: Tensor) -> Tensor:
         """x times a draw while sampling, x times the mean otherwise."""
-        inside = -x.dim() <= self.axis < x.dim()
-        if not inside or x.shape[self.axis] != self.units:
+        if not -x.dim() <= self.axis < x.dim() or x.shape[self.axis] != self.units:
             raise VardropError(
                 f"Expected axis {self.axis} of the input to have {self.units} units, "
                 f"but got shape {tuple(x.shape)}."
             )
         if self.training:
-            self.noise.observe(x, self.axis, self._stored())
+            self.noise.observe(x, self.axis, {name: getattr(self, name) for name in self._names})
         if self.is_sampling:
             self.warn_if_kl_unused()
             return x * self.noise.multiplier(x, self.axis, self.tensors)
@@ -291,9 +274,9 @@ class Gate(Noisy):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Reset the noise and the statistics of the features."""
-        start = {**self.noise.start(self.units), **self.noise.statistics(self.units)}
-        for name, tensor in start.items():
-            getattr(self, name).copy_(tensor)
+        noise = self.noise
+        for name, start in (noise.initial(self.units) | noise.statistics(self.units)).items():
+            getattr(self, name).copy_(start)
 
     def get_log_alpha(self) -> Tensor | None:
         """log alpha of the noise, per unit, or None if the method has none."""
@@ -303,10 +286,6 @@ class Gate(Noisy):
         """The rule of the method, on the inputs or outputs of the layer (`side`)."""
         relevance = self.noise.relevance(self.tensors, self.units)
         return None if relevance is None else replace(relevance, kind=self.side)
-
-    def noise_tensors(self) -> Iterator[Tensor]:
-        """Its parameters, without the statistics."""
-        yield from self.parameters(recurse=False)
 
     def noise_names(self) -> Iterable[str]:
         """All of its tensors."""
@@ -336,15 +315,12 @@ def per_unit(factor: Tensor, weight: Tensor, side: Side, axes: Axes) -> Tensor:
         A view of the factor that broadcasts to the weight.
     """
     axis = axes.input[0] if side == "input" else axes.output[0]
-    shape = [1] * weight.dim()
-    shape[axis] = weight.shape[axis]
-    if factor.numel() == shape[axis]:
-        return factor.view(shape)
+    if factor.numel() == weight.shape[axis]:
+        return along(axis, weight, factor)
     # Grouped convolution: the rows of the kernel (axis 0) use only the units of their group.
-    groups = factor.numel() // shape[axis]
-    shape[0] = weight.shape[0]
-    rows = factor.view(groups, -1).repeat_interleave(shape[0] // groups, 0)
-    return rows.view(shape)
+    groups = factor.numel() // weight.shape[axis]
+    rows = factor.view(groups, -1).repeat_interleave(len(weight) // groups, 0)
+    return rows.view(*rows.shape, *(1,) * (weight.dim() - 2))
 
 
 def noise_shape(x: Tensor, axis: int, granularity: Granularity) -> tuple[int, ...]:

@@ -49,14 +49,9 @@ class BinaryDropout(FeatureNoise):
         super().__post_init__()
         check_drop_rate(self.drop_rate)
 
-    def initial(self, units: int) -> dict[str, Tensor]:
-        """No tensors: the rate is a number."""
-        return {}
-
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         """0 or 1 / (1 - drop_rate)."""
-        shape = noise_shape(x, axis, self.granularity)
-        mask = uniform(shape, x) >= self.drop_rate
+        mask = uniform(noise_shape(x, axis, self.granularity), x) >= self.drop_rate
         return mask.to(x.dtype) / (1 - self.drop_rate)
 
     def moments(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
@@ -94,10 +89,6 @@ class Standout(FeatureNoise):
     learned: ClassVar[bool] = False
     input_dependent: ClassVar[bool] = True
     sides: ClassVar[tuple[Side, Side]] = ("output", "output")  # before the non-linearity
-
-    def initial(self, units: int) -> dict[str, Tensor]:
-        """No tensors: scale and shift are numbers."""
-        return {}
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         """z ~ Bernoulli(sigmoid(scale x + shift))."""

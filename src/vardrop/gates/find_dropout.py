@@ -27,12 +27,6 @@ from vardrop.functional.random import Answer
 from vardrop.gates.functional_dropout import is_custom
 from vardrop.noisy import Noisy
 
-_NOTE = (
-    "vardrop ran the code of custom classes in training mode, to look for dropout in it. If a "
-    "class cannot run like this, register that it has none: "
-    "vardrop.gates.register_functional_dropout(kind, lambda module: {})."
-)
-
 
 @restore_state_on_error
 def find_functional_dropout(
@@ -81,8 +75,7 @@ def find_unswitched_dropout(net: nn.Module, x: Any) -> list[str]:
     seen = [(type(m), [v for v in list(vars(m).values()) if type(v) is float]) for m in modules]
     if (checked := _CHECKED.get(net)) is not None and checked[0] == seen:
         return checked[1]
-    custom = any(map(is_custom, modules))
-    missed = Counter(_dropout_calls(net, x, training=True) if custom else ())
+    missed = Counter(_dropout_calls(net, x, training=True) if any(map(is_custom, modules)) else ())
     if missed:
         missed -= Counter(_dropout_calls(net, x, training=False))
     names = list(dict.fromkeys(name for name, *_ in missed))
@@ -99,8 +92,8 @@ def find_unswitched_dropout(net: nn.Module, x: Any) -> list[str]:
     return names
 
 
-_Seen = list[tuple[type[nn.Module], list[float]]]
-_CHECKED: WeakKeyDictionary[nn.Module, tuple[_Seen, list[str]]] = WeakKeyDictionary()
+# By model the types and numbers that were seen, and the names of the modules that were listed.
+_CHECKED: WeakKeyDictionary[nn.Module, tuple[list[Any], list[str]]] = WeakKeyDictionary()
 
 
 def controls_only_dropout(net: nn.Module, x: Any, names: Container[str]) -> bool:
@@ -117,7 +110,7 @@ def controls_only_dropout(net: nn.Module, x: Any, names: Container[str]) -> bool
         Whether the outputs are equal.
     """
     evaluated, trained = (
-        tensors_in(_rehearse(net, x, _expected_mask, chosen)) for chosen in ((), names)
+        tensors_in(_rehearse(net, x, _expected_mask, chosen, [])) for chosen in ((), names)
     )
     return len(evaluated) == len(trained) and all(
         a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
@@ -157,7 +150,7 @@ def _rehearse(
     x: Any,
     answer: Answer,
     names: Container[str] | None,
-    entered: list[tuple[str, str]] | None = None,
+    entered: list[tuple[str, str]],
 ) -> Any:
     """The output of a pass of a copy with some modules in training mode, which changes nothing.
 
@@ -165,7 +158,6 @@ def _rehearse(
     modules that are running, with their classes.
     """
     twin, data = clone_modules(net), [(p, p.data) for p in net.parameters()]
-    entered = [] if entered is None else entered
     for name, module in twin.named_modules():
         disable_encoder_fastpath(module)
         custom = is_custom(module)
@@ -182,7 +174,11 @@ def _rehearse(
         with torch.no_grad(), draw_from(GeneratorNoise(0)), _Rehearsal(answer, net):
             return call_net(twin, clone_batch(plain_batch(x)))
     except Exception as error:
-        error.add_note(_NOTE)
+        error.add_note(
+            "vardrop ran the code of custom classes in training mode, to look for dropout in it. "
+            "If a class cannot run like this, register that it has none: "
+            "vardrop.gates.register_functional_dropout(kind, lambda module: {})."
+        )
         raise
     finally:
         for parameter, before in data:
@@ -205,11 +201,10 @@ class _Rehearsal(RandomOpMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if schema(function).is_mutable:
-            args, kwargs = tree_map_only(Tensor, self._copy, (args, kwargs))
+            args, kwargs = tree_map_only(
+                Tensor, lambda t: t.clone() if _storage(t) in self.storages else t, (args, kwargs)
+            )
         return super().__torch_dispatch__(function, types, args, kwargs)
-
-    def _copy(self, tensor: Tensor) -> Tensor:
-        return tensor.clone() if _storage(tensor) in self.storages else tensor
 
 
 def _storage(tensor: Tensor) -> int:

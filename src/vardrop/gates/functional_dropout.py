@@ -29,14 +29,11 @@ def _rates_of(module: Any) -> dict[str, float]:
     A module without tensors and without parts that is named after dropout has noise alone.
     """
     parts = (*module.children(), *module.parameters(), *module.buffers())
-    is_torch = isinstance(module, tuple(DROPOUT_TYPES))
-    if parts or is_torch or not _NOISE_NAME.search(type(module).__name__):
+    named = re.search("drop|stochastic_?depth", type(module).__name__, re.IGNORECASE)
+    if parts or not named or isinstance(module, tuple(DROPOUT_TYPES)):
         return {}
-    return {n: v for n, v in vars(module).items() if isinstance(v, float) and _RATE.search(n)}
-
-
-_NOISE_NAME = re.compile("drop|stochastic_?depth", re.IGNORECASE)
-_RATE = re.compile("^(p|rate|prob)$|drop")
+    numbers = {name: rate for name, rate in vars(module).items() if isinstance(rate, float)}
+    return {name: rate for name, rate in numbers.items() if re.search("^(p|rate|prob)$|drop", name)}
 
 
 def register_functional_dropout(

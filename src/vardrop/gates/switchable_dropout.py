@@ -8,7 +8,7 @@ the generator of a call. Subclasses of other types are made when they are needed
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, SupportsIndex
+from typing import Any, ClassVar, SupportsIndex
 
 from torch import Tensor, nn
 
@@ -46,12 +46,13 @@ class SwitchedMode(Noisy):
 
     def __reduce_ex__(
         self, protocol: SupportsIndex
-    ) -> tuple[Callable[..., SwitchedMode], tuple[type[nn.Module]], object]:
-        return _new, (self.plain,), self.__getstate__()
+    ) -> tuple[Callable[..., nn.Module], tuple[Any, ...], object]:
+        return make_empty, (switched_class, self.plain), self.__getstate__()
 
 
-def _new(plain: type[nn.Module]) -> SwitchedMode:
-    return object.__new__(switched_class(plain))
+def make_empty(make_class: Callable[..., type[nn.Module]], *args: Any) -> nn.Module:
+    """Make an object without attributes of a class that is made when it is needed, for pickle."""
+    return object.__new__(make_class(*args))
 
 
 class SwitchableDropout(SwitchedMode):
@@ -69,8 +70,7 @@ class SwitchableDropout(SwitchedMode):
         """The input with noise while sampling, else the input itself."""
         global_noise = generator(input.device) is None and not noise_is_given()
         if not self.training or global_noise:
-            output: Tensor = super().forward(input)
-            return output
+            return super().forward(input)
         # The functions of torch draw from the global generator only.
         spatial = input.dim() - 2 if self.spatial is None else self.spatial
         shape = (*input.shape[: input.dim() - spatial], *(1,) * spatial)

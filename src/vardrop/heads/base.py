@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -166,19 +166,6 @@ class Head(Noisy, nn.Linear):
             for name in self.rule.branches:
                 getattr(self, name).reset_parameters()
 
-    def check_linear(self) -> None:
-        """Raise an error unless the probabilities are the softmax of the linear layer."""
-        if not self.rule.linear:
-            raise VardropError(
-                f"Expected a head that is a softmax of its linear layer, but got {self.rule!r}. "
-                "Keep the head and use the model in evaluation mode."
-            )
-
-    def make_plain(self) -> None:
-        """Drop the rule of a head whose probabilities are a plain softmax."""
-        self.check_linear()
-        del self.rule
-
     @property
     def num_classes(self) -> int:
         """The number of classes."""
@@ -275,11 +262,6 @@ class Head(Noisy, nn.Linear):
             )
         return output
 
-    def noise_tensors(self) -> Iterator[Tensor]:
-        """The parameters of the branches."""
-        for name in self.rule.branches:
-            yield from getattr(self, name).parameters()
-
     def noise_names(self) -> Iterable[str]:
         """The tensors of the branches."""
         return [name for name in self.state_dict() if name.partition(".")[0] in self.rule.branches]
@@ -293,9 +275,8 @@ def is_target(y: Tensor, logits: Tensor) -> Tensor:
     return torch.arange(logits.shape[-1], device=y.device) == y.unsqueeze(-1)
 
 
-def masked_nll(logits: Tensor, log_mask: Tensor, y: Tensor) -> Tensor:
-    """Mean over examples of -log softmax(logits + log_mask)[y], summed over positions."""
-    log_probs = torch.log_softmax(logits + log_mask, dim=-1)
+def mean_nll(log_probs: Tensor, y: Tensor) -> Tensor:
+    """Mean over examples of -log_probs[y], summed over positions."""
     return sum_targets(-log_probs.gather(-1, y.unsqueeze(-1)).squeeze(-1), 1).mean()
 
 

@@ -11,7 +11,7 @@ from vardrop.layers.conv import ConvTranspose1d as ConvTranspose1d
 from vardrop.layers.conv import ConvTranspose2d as ConvTranspose2d
 from vardrop.layers.conv import ConvTranspose3d as ConvTranspose3d
 from vardrop.layers.dense import Bilinear as Bilinear, Embedding as Embedding, Linear as Linear
-from vardrop.layers.linear_like import LinearLike as LinearLike, linear_like_class, linear_sizes
+from vardrop.layers.dense import LinearLike as LinearLike, linear_like_class, linear_sizes
 from vardrop.layers.recurrent import GRU as GRU, LSTM as LSTM, RNN as RNN, GRUCell as GRUCell
 from vardrop.layers.recurrent import LSTMCell as LSTMCell, RNNCell as RNNCell
 
@@ -73,7 +73,7 @@ def register_linear_like(module: nn.Module) -> None:
         module: any module. Modules that compute something else are left alone.
     """
     if type(module) not in NOISY_TYPES and (sizes := linear_sizes(module)) is not None:
-        register_layer(type(module), linear_like_class(type(module), sizes))
+        register_layer(type(module), linear_like_class(type(module), sizes))  # type: ignore[arg-type]
 
 
 def plain_types() -> dict[type[Variational], type[nn.Module]]:

@@ -34,13 +34,12 @@ class AlphaSummary:
     def __str__(self) -> str:
         width = max(5, *(len(row.name) for row in self.layers))
         head = f"{'layer':<{width}}  {'weights':>9}  {'10 %':>7}  {'median':>7}  {'90 %':>7}"
-        lines = [f"{head}  >= {self.threshold:g}"]
-        for r in self.layers:
-            lines.append(
-                f"{r.name or '(net)':<{width}}  {r.weights:>9}  {r.low:>7.2f}  {r.median:>7.2f}  "
-                f"{r.high:>7.2f}  {r.above / r.weights:.1%}"
-            )
-        return "\n".join(lines)
+        rows = (
+            f"{r.name or '(net)':<{width}}  {r.weights:>9}  {r.low:>7.2f}  {r.median:>7.2f}  "
+            f"{r.high:>7.2f}  {r.above / r.weights:.1%}"
+            for r in self.layers
+        )
+        return "\n".join([f"{head}  >= {self.threshold:g}", *rows])
 
 
 @dataclass(frozen=True)

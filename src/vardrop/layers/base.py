@@ -8,7 +8,7 @@ are those of the torch layer. The noise of `weight` is stored under the names of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,18 +28,15 @@ from vardrop.estimators import (
 from vardrop.functional import to_float32_or_wider
 from vardrop.gates import FeatureNoise, Gate, Side, per_unit
 from vardrop.noisy import KLTerms, Noisy, NoisyTensor
-from vardrop.posteriors import Axes, Posterior
+from vardrop.posteriors import Axes, Posterior, Tensors
 from vardrop.priors import Prior
 
 Ties = dict[int, dict[str, Tensor]]  # noise tensors by name, by the id of their mean
-_Map = Callable[..., Tensor]
+Op = Callable[..., Tensor]  # of inputs, weight and bias
 _METHOD = ("posterior", "prior", "estimator", "gate", "noisy_bias")
-_BIAS_AXES = Axes(input=(), output=(0,))
 
 
-class _Stored(NamedTuple):
-    """The attribute names of the tensors of posterior and prior, by tensor name."""
-
+class _Stored(NamedTuple):  # the attributes with the tensors of posterior and prior, by tensor name
     noise: dict[str, str]
     hyper: dict[str, str]
     axes: Axes
@@ -61,6 +58,7 @@ class Variational(Noisy):
     axes: ClassVar[Axes]
     sizes: ClassVar[tuple[str, str]]  # attributes with the numbers of input and output units
     spatial: ClassVar[int] = 0  # axes after the one that runs over units
+    bias_names: tuple[str, ...] = ("bias",)  # one number per output, noisy only with `noisy_bias`
     weight: Tensor  # of a layer with one weight
     bias: Any  # torch declares it a Tensor, though it may be None
     posterior: Posterior | None
@@ -117,14 +115,8 @@ class Variational(Noisy):
         """The weights by name, each with its axes."""
         return self.weights_of(self)
 
-    @property
-    def bias_names(self) -> tuple[str, ...]:
-        """Tensors with one number per output. They are noisy only with `noisy_bias`."""
-        return ("bias",)
-
     def _biases(self) -> dict[str, Tensor]:
-        biases = {name: getattr(self, name, None) for name in self.bias_names}
-        return {name: bias for name, bias in biases.items() if bias is not None}
+        return {n: b for n in self.bias_names if (b := getattr(self, n, None)) is not None}
 
     def add_noise(
         self,
@@ -148,26 +140,22 @@ class Variational(Noisy):
         """
         check_method(posterior, prior, estimator)
         check_type("gate", gate, FeatureNoise | None, "a FeatureNoise such as BinaryDropout()")
+        if reason := self.unsupported_reason(self, gate):
+            raise VardropError(f"A noisy {type(self).__name__} does not support this: {reason}.")
         self.posterior, self.prior, self.estimator = posterior, prior, estimator
         self.noisy_bias = noisy_bias and bool(self._biases()) and posterior is not None
-        self.gate = None
+        self.gate, self._noise = None, {}
         if gate is not None:
             first = getattr(self, next(iter(self.weight_axes)))
-            self.gate = self.new_gate(gate).to(to_float32_or_wider(first))
-            self.gate.train(self.training)
-        self._noise = {}
+            self.gate = self.new_gate(gate).to(to_float32_or_wider(first)).train(self.training)
         noisy = {} if posterior is None else dict(self.weight_axes)
         if self.noisy_bias:
-            noisy |= dict.fromkeys(self._biases(), _BIAS_AXES)
+            noisy |= dict.fromkeys(self._biases(), Axes(input=(), output=(0,)))
         for name, axes in noisy.items():
             mean = getattr(self, name)
-            there = {} if tied is None else tied.setdefault(id(mean), {})
-            noise, hyper = self._start(mean, axes)
-            self._noise[name] = _Stored(
-                self._store(name, _tie(noise, there, posterior is not None and posterior.learned)),
-                self._store(name, _tie(hyper, there, prior is not None and prior.learned)),
-                axes,
-            )
+            shared = {} if tied is None else tied.setdefault(id(mean), {})
+            noise, hyper = (self._store(name, t, shared) for t in self._start(mean, axes))
+            self._noise[name] = _Stored(noise, hyper, axes)
         self._centre()
 
     def new_gate(self, noise: FeatureNoise) -> Gate:
@@ -193,9 +181,8 @@ class Variational(Noisy):
         Args:
             owners: how many modules own each parameter, by its id.
         """
-        if self.gate is None:
-            return
-        if any(owners[id(weight)] > 1 for weight in self.gated_weights().values()):
+        weights = () if self.gate is None else self.gated_weights().values()
+        if any(owners[id(weight)] > 1 for weight in weights):
             raise VardropError(
                 "Expected every gated layer to have weights of its own, but got tied weights, "
                 "into which the mean of one gate cannot be folded. Leave the layer out with "
@@ -219,19 +206,33 @@ class Variational(Noisy):
         return {}
 
     def _start(self, mean: Tensor, axes: Axes) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The initial tensors of posterior and prior."""
+        """The initial tensors of posterior and prior. Tensors that are learned are parameters."""
         assert self.posterior is not None
+        noise = self.posterior.initial(mean, axes)
         hyper = {} if self.prior is None else self.prior.initial(mean)
-        return self.posterior.initial(mean, axes), hyper
+        if self.posterior.learned:
+            noise = {name: nn.Parameter(tensor) for name, tensor in noise.items()}
+        if self.prior is not None and self.prior.learned:
+            hyper = {name: nn.Parameter(tensor) for name, tensor in hyper.items()}
+        return noise, hyper
 
-    def _store(self, mean: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-        prefix = "" if mean == "weight" else f"{mean}_"
-        for name, tensor in tensors.items():
+    def _store(self, mean: str, tensors: Tensors, shared: dict[str, Tensor]) -> dict[str, str]:
+        """Register the tensors of a mean, or the ones that a module with the same mean has."""
+        names = {}
+        for name, new in tensors.items():
+            tensor = shared.setdefault(name, new)
+            if tensor.shape != new.shape:
+                raise VardropError(
+                    f"Expected modules with one weight to share `{name}`, but its shape is "
+                    f"{tuple(tensor.shape)} for one and {tuple(new.shape)} for another. "
+                    "Use per='weight' or per='layer', or leave one out with `exclude`."
+                )
+            names[name] = name if mean == "weight" else f"{mean}_{name}"
             if isinstance(tensor, nn.Parameter):
-                self.register_parameter(prefix + name, tensor)
+                self.register_parameter(names[name], tensor)
             else:
-                self.register_buffer(prefix + name, tensor)
-        return {name: prefix + name for name in tensors}
+                self.register_buffer(names[name], tensor)
+        return names
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -251,19 +252,14 @@ class Variational(Noisy):
     def _reset_means(self) -> None:
         super().reset_parameters()  # type: ignore[misc]
 
-    def _centre(self) -> None:
-        """Keep the means of a zero-mean posterior at zero, also after loading."""
-        if self.posterior is None or not self.posterior.zero_mean:
-            return
-        for name in self._noise:
-            mean = getattr(self, name)
+    def _centre(self, fixed: bool = True) -> None:
+        """Keep the means of a zero-mean posterior at zero, also after loading, or free them."""
+        if self.posterior is not None and self.posterior.zero_mean:
             with torch.no_grad():
-                mean.zero_()
-            mean.requires_grad_(False)
+                for mean in (getattr(self, name) for name in self._noise):
+                    (mean.zero_() if fixed else mean).requires_grad_(not fixed)
 
-    def replace_posterior(
-        self, posterior: Posterior, noise: Mapping[str, Mapping[str, Tensor]]
-    ) -> None:
+    def replace_posterior(self, posterior: Posterior, noise: Mapping[str, Tensors]) -> None:
         """Replace the posterior of the same tensors. Prior, gate and switches are unchanged.
 
         Args:
@@ -271,30 +267,22 @@ class Variational(Noisy):
             noise: its tensors by the name of their mean. A parameter stays a parameter, and other
                 tensors become buffers. Pass the same objects to tied layers.
         """
-        before = self.noisy_tensors()
-        self._forget_noise()
+        self._centre(fixed=False)
+        for stored in self._noise.values():
+            for attribute in stored.noise.values():
+                delattr(self, attribute)
+        names = {name: self._store(name, noise[name], {}) for name in self._noise}
+        # A new dictionary, because clones share the old one.
+        self._noise = {n: s._replace(noise=names[n]) for n, s in self._noise.items()}
         self.posterior = posterior
-        self._noise = {
-            name: _Stored(
-                self._store(name, noise[name]), self._store(name, tensor.hyper), tensor.axes
-            )
-            for name, tensor in before.items()
-        }
         self._centre()
-
-    def _forget_noise(self) -> None:
-        for stored in self.noise_names():
-            delattr(self, stored)
-        if self.posterior is not None and self.posterior.zero_mean:
-            for name in self._noise:
-                getattr(self, name).requires_grad_(True)
 
     def make_plain(self) -> None:
         """Remove every noise tensor. The mean of the gate is folded into the means."""
         if self.gate is not None and (mean := self.gate.unit_mean()) is not None:
             self.scale_units(mean, self.gate.side)
-        self._forget_noise()
-        for attribute in (*_METHOD, "_noise"):
+        self._centre(fixed=False)
+        for attribute in (*self.noise_names(), *_METHOD, "_noise"):
             delattr(self, attribute)
         self.__dict__.pop("sampling", None)
 
@@ -308,9 +296,10 @@ class Variational(Noisy):
             factor: one number per unit.
             side: "input" or "output".
         """
-        for name, axes in self.weight_axes.items():
-            weight = getattr(self, name)
-            weight.mul_(per_unit(factor, weight, side, axes))
+        for name, weight in self.gated_weights().items():
+            entries = self.per_feature(factor, name)
+            axes = self.weight_axes.get(name) or self.axes  # of a weight in a sublayer
+            weight.mul_(per_unit(entries, weight, side, axes))
         if side == "output":
             for bias in self._biases().values():
                 bias.mul_(factor)
@@ -321,24 +310,17 @@ class Variational(Noisy):
 
     def _view(self, name: str) -> NoisyTensor:
         assert self.posterior is not None
-        noise, hyper, axes = self._noise[name]
-        return NoisyTensor(
-            getattr(self, name),
-            self.posterior,
-            self.prior,
-            {key: getattr(self, stored) for key, stored in noise.items()},
-            {key: getattr(self, stored) for key, stored in hyper.items()},
-            axes,
-        )
+        noises, hypers, axes = self._noise[name]
+        noise = {key: getattr(self, attribute) for key, attribute in noises.items()}
+        hyper = {key: getattr(self, attribute) for key, attribute in hypers.items()}
+        return NoisyTensor(getattr(self, name), self.posterior, self.prior, noise, hyper, axes)
 
     @property
-    def op(self) -> _Map | None:
+    def op(self) -> Op | None:
         """`op(x, weight, bias)` if the layer is one product of one input, else None."""
         return None
 
-    def affine(
-        self, op: _Map | None = None, weight: str = "weight", bias: str = "bias"
-    ) -> AffineMap:
+    def affine(self, op: Op | None = None, weight: str = "weight", bias: str = "bias") -> AffineMap:
         """A product with the distribution of its weight and bias.
 
         Args:
@@ -349,10 +331,8 @@ class Variational(Noisy):
         Returns:
             The product with its noise.
         """
-        op = self.op if op is None else op
-        assert op is not None
         return AffineMap(
-            op=op,
+            op=op or self.op,  # type: ignore[arg-type]
             weight=self._view(weight).with_shared_variance(self.training),
             bias=self._view(bias) if bias in self._noise else getattr(self, bias, None),
             outputs=self.num_outputs,
@@ -373,7 +353,7 @@ class Variational(Noisy):
 
     def product(
         self,
-        op: _Map,
+        op: Op,
         inputs: tuple[Tensor, ...],
         noise: ExplicitNoise | None = None,
         weight: str = "weight",
@@ -397,25 +377,20 @@ class Variational(Noisy):
             self.warn_if_kl_unused()
         return self.estimator(self.affine(op, weight, bias), inputs, noise)
 
-    def product_with_gate(self, op: _Map, x: Tensor, noise: ExplicitNoise | None) -> Tensor:
+    def product_with_gate(self, op: Op, x: Tensor, noise: ExplicitNoise | None) -> Tensor:
         """Apply `product` to one input, with the gate before or after it.
-
-        The input may be a single example without a batch axis.
 
         Args:
             op: the product as a function of inputs, weight and bias.
-            x: the input.
+            x: the input, which may be a single example without a batch axis.
             noise: explicit noise, or None.
 
         Returns:
             The output of the layer.
         """
-        x = x if self.gate is None else self.apply_gate("input", x)
-        if x.dim() == self.spatial + 1:
-            y = self.product(op, (x.unsqueeze(0),), noise).squeeze(0)
-        else:
-            y = self.product(op, (x,), noise)
-        return y if self.gate is None else self.apply_gate("output", y)
+        x, single = self.apply_gate("input", x), x.dim() == self.spatial + 1
+        y = self.product(op, (x.unsqueeze(0) if single else x,), noise)
+        return self.apply_gate("output", y.squeeze(0) if single else y)
 
     def kl(self, value: bool = True) -> Tensor | None:
         """KL of the noisy tensors and of the gate, summed, or None if there is none."""
@@ -423,7 +398,7 @@ class Variational(Noisy):
         return torch.stack(list(terms.values())).sum() if terms else None
 
     def kl_terms(self, value: bool = True, counted: Container[Hashable] = ()) -> KLTerms:
-        """The terms of the KL by a key of their tensors, including the gate."""
+        """The terms of the KL by a key of their tensors, including the gate and inner layers."""
         if not torch.compiler.is_compiling():
             vars(self)["passes_without_kl"] = 0  # the KL is used
         terms: KLTerms = {}
@@ -432,69 +407,43 @@ class Variational(Noisy):
             key = self._key(name, tensor)
             if key not in counted and (term := tensor.kl(value)) is not None:
                 terms[key] = term
-        if self.gate is None:
-            return terms
-        for name, weight in self.gated_weights().items():
-            extra = self.gate.weight_kl(weight, partial(self.per_feature, name=name))
-            if extra is not None:
-                terms["gate", self._key(name)] = extra
-        units = self.gate.kl_terms(value, counted)
-        if self.gate.noise.counts_weights:
-            units = {key: torch.zeros_like(term) for key, term in units.items()}
-        return terms | units
+        if self.gate is not None:
+            for name, weight in self.gated_weights().items():
+                extra = self.gate.weight_kl(weight, partial(self.per_feature, name=name))
+                if extra is not None:
+                    terms["gate", self._key(name)] = extra
+            units = self.gate.kl_terms(value, counted)
+            if self.gate.noise.counts_weights:
+                units = {key: torch.zeros_like(term) for key, term in units.items()}
+            terms |= units
+        for layer in self.sublayers().values():
+            terms |= layer.kl_terms(value, counted)
+        return terms
 
     def _key(self, name: str, tensor: NoisyTensor | None = None) -> tuple[int, ...]:
-        """A key of a weight and its noise.
-
-        A weight that a parametrization computes at each access belongs to one module.
-        """
+        """A key of a weight and its noise. A weight that is computed belongs to one layer."""
         owner, _, attribute = name.rpartition(".")
-        weight = own_parameters(self.get_submodule(owner) if owner else self).get(attribute)
+        weight = own_parameters(self.get_submodule(owner)).get(attribute)
         noise = () if tensor is None else map(id, tensor.noise.values())
         return id(self if weight is None else weight), *noise
 
     def kl_key(self) -> Hashable:
-        keys = (self._key(name, tensor) for name, tensor in self.noisy_tensors().items())
-        return tuple(keys) or id(self)
+        return tuple(self._key(n, t) for n, t in self.noisy_tensors().items()) or id(self)
 
     def variance(self) -> Tensor:
         """Var w of a layer with one weight, in the shape of `weight`."""
         name = next(iter(self.weight_axes))
-        weight: Tensor = getattr(self, name)
         if self.posterior is None:
-            return torch.zeros_like(weight)
-        return self._view(name).variance().expand_as(weight)
-
-    def noise_tensors(self) -> Iterator[Tensor]:
-        for tensor in self.noisy_tensors().values():
-            for candidate in (*tensor.noise.values(), *tensor.hyper.values()):
-                if isinstance(candidate, nn.Parameter):
-                    yield candidate
+            return torch.zeros_like(getattr(self, name))
+        return self._view(name).variance().expand_as(getattr(self, name))
 
     def noise_names(self) -> Iterable[str]:
         return [n for s in self._noise.values() for n in (*s.noise.values(), *s.hyper.values())]
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        # A plain checkpoint holds means, but a zero-mean layer has none.
-        self._centre()
+        self._centre()  # a plain checkpoint holds means, but a zero-mean layer has none
 
     def extra_repr(self) -> str:
-        parts = (
-            f"{k}={v!r}" for k, v in vars(self).items() if k in ("posterior", "prior", "estimator")
-        )
+        parts = (f"{name}={getattr(self, name)!r}" for name in ("posterior", "prior", "estimator"))
         return ", ".join([super().extra_repr(), *parts])
-
-
-def _tie(start: dict[str, Tensor], there: dict[str, Tensor], learned: bool) -> dict[str, Tensor]:
-    """Use the existing tensors of a mean, and add new ones for the others."""
-    tensors = {}
-    for name, new in start.items():
-        tensors[name] = there.setdefault(name, nn.Parameter(new) if learned else new)
-        if tensors[name].shape != new.shape:
-            raise VardropError(
-                f"Expected modules with one weight to share `{name}`, but its shape is "
-                f"{tuple(tensors[name].shape)} for one and {tuple(new.shape)} for another. "
-                "Use per='weight' or per='layer', or leave one out with `exclude`."
-            )
-    return tensors

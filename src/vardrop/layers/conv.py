@@ -7,6 +7,7 @@ x^2 exactly as the mean product pads x, so local reparameterisation is exact for
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -14,12 +15,11 @@ from torch.nn import functional
 
 from vardrop.estimators import ExplicitNoise
 from vardrop.functional.noise import Convolution
-from vardrop.layers.base import Variational
+from vardrop.layers.dense import Affine
 from vardrop.posteriors import Axes
 
 
-class _Conv(Variational):
-    axes: ClassVar[Axes] = Axes(input=(1,), output=(0,))
+class _Conv(Affine):
     sizes: ClassVar[tuple[str, str]] = ("in_channels", "out_channels")
 
     @property
@@ -33,17 +33,11 @@ class _Conv(Variational):
             self.groups,  # type: ignore[arg-type]
         )
 
-    def forward(self, input: Tensor, noise: ExplicitNoise | None = None) -> Tensor:
-        """Return a draw while sampling or for given noise, else the output of the torch layer."""
-        return self.product_with_gate(self.op, input, noise)
-
 
 class _ConvTranspose(_Conv):
     axes: ClassVar[Axes] = Axes(input=(0,), output=(1,))
 
-    @property
-    def op(self) -> None:  # type: ignore[override]
-        return None  # its padding depends on the requested output size
+    op = None  # type: ignore[assignment]  # its padding depends on the requested output size
 
     def forward(  # type: ignore[override]
         self,
@@ -56,11 +50,14 @@ class _ConvTranspose(_Conv):
         extra = self._output_padding(  # type: ignore[operator]
             input, output_size, stride, padding, self.kernel_size, self.spatial, dilation
         )
-        convolve = getattr(functional, f"conv_transpose{self.spatial}d")
-
-        def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            return convolve(x, weight, bias, stride, padding, extra, self.groups, dilation)
-
+        op = partial(
+            getattr(functional, f"conv_transpose{self.spatial}d"),
+            stride=stride,
+            padding=padding,
+            output_padding=extra,
+            groups=self.groups,
+            dilation=dilation,
+        )
         return self.product_with_gate(op, input, noise)
 
 

@@ -1,23 +1,45 @@
-"""Linear, Bilinear and Embedding with noisy weights."""
+"""Linear, Bilinear and Embedding with noisy weights, and dense layers of other libraries."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.parameter import UninitializedParameter
 
-from vardrop._core.errors import VardropError
+from vardrop._core.integrations import package_of
 from vardrop.estimators import ExplicitNoise
 from vardrop.functional.noise import linear
 from vardrop.gates import FeatureNoise
+from vardrop.gates.switchable_dropout import make_empty
 from vardrop.layers.base import Variational
 from vardrop.posteriors import Axes
 
 
-class Linear(Variational, nn.Linear):
+class Affine(Variational):
+    """A layer that is one product of one input, by default x w^T + b, with the gate on one side.
+
+    Args:
+        *args: the arguments of the torch layer.
+        **kwargs: its keyword arguments.
+    """
+
+    axes: ClassVar[Axes] = Axes(input=(1,), output=(0,))
+
+    @property
+    def op(self) -> Callable[..., Tensor]:
+        return linear
+
+    def forward(self, input: Tensor, noise: ExplicitNoise | None = None) -> Tensor:
+        """Return a draw while sampling or for given noise, else the output of the torch layer."""
+        return self.product_with_gate(self.op, input, noise)
+
+
+class Linear(Affine, nn.Linear):
     """`nn.Linear` with a posterior on its weight.
 
     y = x w^T + b, w ~ q. Input (*, in_features), output (*, out_features).
@@ -33,16 +55,7 @@ class Linear(Variational, nn.Linear):
     torch.Size([3, 2])
     """
 
-    axes: ClassVar[Axes] = Axes(input=(1,), output=(0,))
     sizes: ClassVar[tuple[str, str]] = ("in_features", "out_features")
-
-    @property
-    def op(self) -> Callable[..., Tensor] | None:
-        return linear
-
-    def forward(self, input: Tensor, noise: ExplicitNoise | None = None) -> Tensor:
-        """Return a draw while sampling or for given noise, else the output of the torch layer."""
-        return self.product_with_gate(linear, input, noise)
 
 
 class Bilinear(Variational, nn.Bilinear):
@@ -86,12 +99,6 @@ class Embedding(Variational, nn.Embedding):
     sizes: ClassVar[tuple[str, str]] = ("num_embeddings", "embedding_dim")
     bias: None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        gate = None if self.gate is None else self.gate.noise
-        if reason := self.unsupported_reason(self, gate):
-            raise VardropError(f"A noisy Embedding does not support these arguments: {reason}.")
-
     @classmethod
     def unsupported_reason(cls, layer: nn.Module, gate: FeatureNoise | None) -> str:
         if layer.max_norm is not None:
@@ -124,3 +131,67 @@ def dense(weight: Tensor, bias: Tensor | None, kind: type[nn.Linear] = nn.Linear
     if bias is not None:
         layer.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
     return layer
+
+
+_SIZES = (("in_features", "out_features"), ("in_channels", "out_channels"))
+
+
+class LinearLike(Affine):
+    """A layer of another class than `nn.Linear` that computes x w^T + b.
+
+    Args:
+        *args: the arguments of the plain class.
+        **kwargs: its keyword arguments.
+    """
+
+    plain: ClassVar[type[nn.Module]]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return make_empty, (linear_like_class, self.plain, self.sizes), self.__getstate__()
+
+
+@cache
+def linear_like_class(plain: type[nn.Module], sizes: tuple[str, str]) -> type[LinearLike]:
+    """The noisy class of a dense layer of another library, the same for every call.
+
+    Args:
+        plain: the type of the plain layer.
+        sizes: the names of its attributes with the numbers of inputs and outputs.
+
+    Returns:
+        The class.
+    """
+    members = {"plain": plain, "sizes": sizes, "__module__": __name__, "__doc__": plain.__doc__}
+    return type(f"Noisy{plain.__name__}", (LinearLike, plain), members)
+
+
+def linear_sizes(module: nn.Module) -> tuple[str, str] | None:
+    """The attributes with the sizes of a module that computes what `nn.Linear` computes.
+
+    Its class is named after it, it has a weight (outputs, inputs) and perhaps a bias, and its
+    outputs for random inputs are equal.
+
+    Args:
+        module: any module.
+
+    Returns:
+        The names of the attributes, or None for other modules.
+
+    >>> linear_sizes(nn.Conv1d(2, 2, 1)) is None
+    True
+    """
+    weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
+    foreign = package_of(type(module)) not in ("torch", "vardrop")
+    if not foreign or "Linear" not in type(module).__name__ or isinstance(module, nn.Linear):
+        return None
+    if weight is None or isinstance(weight, UninitializedParameter) or weight.dim() != 2:
+        return None
+    shape = tuple(weight.shape)[::-1]
+    sizes = next((s for s in _SIZES if tuple(getattr(module, n, None) for n in s) == shape), None)
+    others = len(module.state_dict()) - 1 - (bias is not None)
+    if sizes is None or weight.is_meta or others:
+        return None
+    x = torch.linspace(-1, 1, 3 * shape[0], dtype=weight.dtype, device=weight.device).view(3, -1)
+    with torch.no_grad():
+        is_equal = torch.equal(module(x), functional.linear(x, weight, bias))
+    return sizes if is_equal else None

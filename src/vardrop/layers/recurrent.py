@@ -27,9 +27,10 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import own_parameters, set_parameters
-from vardrop.gates import FeatureNoise, Gate, Side
+from vardrop.gates import FeatureNoise, Gate
 from vardrop.layers.base import Variational
 from vardrop.layers.dense import Linear
+from vardrop.noisy import Noisy
 from vardrop.posteriors import Axes
 
 
@@ -45,21 +46,16 @@ def _gru(x: Tensor, h: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Te
     return new + keep * (hidden - new), cell
 
 
-def _rnn(activation: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    return lambda x, h, hidden, cell: (activation(x + h), cell)
-
-
 # One step by the mode of torch's layer: from the projected input and state, the new state.
 STEPS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "LSTM": _lstm,
     "GRU": _gru,
-    "RNN_TANH": _rnn(torch.tanh),
-    "RNN_RELU": _rnn(torch.relu),
+    "RNN_TANH": lambda x, h, hidden, cell: ((x + h).tanh(), cell),
+    "RNN_RELU": lambda x, h, hidden, cell: ((x + h).relu(), cell),
 }
 Part = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 Sequences = Tensor | PackedSequence
 State = Tensor | tuple[Tensor, ...]  # the states of an LSTM are a pair
-Outputs = tuple[Sequences, State]
 
 
 class Options(Protocol):
@@ -78,7 +74,7 @@ class Options(Protocol):
 
 def run_steps(
     layer: Options, parts: Sequence[Part], input: Sequences, hx: State | None, drops: bool
-) -> Outputs:
+) -> tuple[Sequences, State]:
     """Run a recurrent layer of torch step by step.
 
     Args:
@@ -94,34 +90,32 @@ def run_steps(
         The outputs and the last state.
     """
     x, lengths = pad_packed_sequence(input) if isinstance(input, PackedSequence) else (input, None)
-    batch_first = layer.batch_first and lengths is None
-    batched, axis = x.dim() == 3, 0 if layer.batch_first else 1
-    x = x if batched else x.unsqueeze(axis)
-    steps = x.transpose(0, 1) if batch_first else x  # (length, N, inputs)
-    states = None
+    batched = x.dim() == 3
+    swap = layer.batch_first and batched and lengths is None
+    steps = x if batched else x.unsqueeze(1)
+    steps = steps.transpose(0, 1) if swap else steps  # (length, N, inputs)
+    states: list[Tensor] = []
     if hx is not None:
         states = [hx] if isinstance(hx, Tensor) and layer.mode != "LSTM" else list(hx)
-    if states is not None and not batched:
-        states = [h.unsqueeze(1) for h in states]
+        states = states if batched else [h.unsqueeze(1) for h in states]
     last: list[tuple[Tensor, ...]] = []
     directions = 2 if layer.bidirectional else 1
     for start in range(0, len(parts), directions):
         if start and layer.dropout:
             steps = functional.dropout(steps, layer.dropout, drops)
-        each = []
-        for index in range(start, start + directions):
-            before = None if states is None else [h[index] for h in states]
-            y, new = _run_part(layer, parts[index], steps, before, lengths, index > start)
-            each.append(y)
-            last.append(new)
-        steps = torch.cat(each, -1)
+        runs = [
+            _run_part(layer, parts[i], steps, [h[i] for h in states], lengths, i > start)
+            for i in range(start, start + directions)
+        ]
+        steps = torch.cat([outputs for outputs, _ in runs], -1)
+        last += [state for _, state in runs]
     hidden = tuple(torch.stack(each) for each in zip(*last, strict=True))
-    outputs = steps.transpose(0, 1) if batch_first else steps
+    steps = steps.transpose(0, 1) if swap else steps
     if not batched:
-        outputs, hidden = outputs.squeeze(axis), tuple(h.squeeze(1) for h in hidden)
+        steps, hidden = steps.squeeze(1), tuple(h.squeeze(1) for h in hidden)
     state = hidden if layer.mode == "LSTM" else hidden[0]
     if lengths is None:
-        return outputs, state
+        return steps, state
     return pack_padded_sequence(steps, lengths, enforce_sorted=False), state
 
 
@@ -129,28 +123,29 @@ def _run_part(
     layer: Options,
     part: Part,
     steps: Tensor,
-    state: list[Tensor] | None,
+    state: list[Tensor],
     lengths: Tensor | None,
     reverse: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Run one layer in one direction. Sequences that have ended keep their state."""
+    """Run one layer in one direction. Sequences that have ended keep their state.
+
+    Without a `state` it starts at zero.
+    """
     enter, read, project = part
     projected = enter(steps)
-    if state is None:
+    if not state:
         sizes = [layer.proj_size or layer.hidden_size, layer.hidden_size]
         state = [projected.new_zeros(steps.shape[1], size) for size in sizes]
     hidden, cell = state[0], state[-1]
     outputs, order = [hidden] * len(steps), range(len(steps))
     for t in reversed(order) if reverse else order:
         new, new_cell = STEPS[layer.mode](projected[t], read(hidden), hidden, cell)
-        new = project(new)
-        if lengths is None:
-            hidden, cell = new, new_cell
-            outputs[t] = hidden
-            continue
-        on = (t < lengths).unsqueeze(1).to(new.device)
-        hidden, cell = torch.where(on, new, hidden), torch.where(on, new_cell, cell)
-        outputs[t] = torch.where(on, new, 0.0)
+        outputs[t] = new = project(new)
+        if lengths is not None:
+            on = (t < lengths).unsqueeze(1).to(new.device)
+            outputs[t] = torch.where(on, new, 0.0)
+            new, new_cell = torch.where(on, new, hidden), torch.where(on, new_cell, cell)
+        hidden, cell = new, new_cell
     return torch.stack(outputs), (hidden, cell) if layer.mode == "LSTM" else (hidden,)
 
 
@@ -162,13 +157,16 @@ class _Recurrent(Variational):
     plain: ClassVar[type[nn.Module]]  # the torch layer
     sizes: ClassVar[tuple[str, str]] = ("input_size", "hidden_size")
     hidden_size: int
-    input_size: int
     batch_first: bool
     bidirectional: bool
     dropout: float
     mode: str
     proj_size: int
     _all_weights: list[list[str]]
+
+    def __init_subclass__(cls) -> None:
+        modules = (base for base in cls.__mro__ if issubclass(base, nn.Module))
+        cls.plain = next(base for base in modules if not issubclass(base, Noisy))
 
     @classmethod
     def weights_of(cls, layer: nn.Module) -> Mapping[str, Axes]:
@@ -195,14 +193,8 @@ class _Recurrent(Variational):
         split = factor.split([w.shape[1] for w in weights.values()], -1)
         return split[list(weights).index(name)]
 
-    @torch.no_grad()
-    def scale_units(self, factor: Tensor, side: Side) -> None:
-        """Multiply every input, and the state, by one number, in the weights that read it."""
-        for name, weight in self.gated_weights().items():
-            weight.mul_(self.per_feature(factor, name))
-
     @property
-    def bias_names(self) -> tuple[str, ...]:
+    def bias_names(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(filter(_BIAS.fullmatch, own_parameters(self)))
 
     def forward(
@@ -219,39 +211,23 @@ class _Recurrent(Variational):
             for name, tensor in self.noisy_tensors().items():
                 draw = tensor.draw() if noise is None else noise[name]
                 weights[name] = tensor.with_shared_variance(self.training).sample(draw)
-        if self.gate is None:
-            return self._run_kernel(weights, input, hx)
-        if self.gate.is_sampling:
-            return self._run_with_masks(weights, input, hx)
-        mean = self.gate.unit_mean()
-        if mean is not None:
+        if self.gate is not None and self.gate.is_sampling:
+            if not isinstance(input, Tensor):
+                raise VardropError(
+                    "Expected a padded tensor for masks per sequence, but got "
+                    f"{type(input).__name__}. Pad the sequences, or switch the noise off."
+                )
+            count = input.shape[0 if self.batch_first else 1] if input.dim() == 3 else 1
+            masks = self.gate(input.new_ones(count, self.gate.units))  # the same at every step
+            parts = [self._part(names, weights, masks) for names in self._all_weights]
+            return run_steps(self, parts, input, hx, self.training or self.is_sampling)
+        if self.gate is not None and (mean := self.gate.unit_mean()) is not None:
             for name, weight in self.gated_weights().items():
                 factor = self.per_feature(mean, name).to(weight.dtype)
                 weights[name] = weights.get(name, weight) * factor
-        return self._run_kernel(weights, input, hx)
-
-    def _run_kernel(
-        self, weights: Mapping[str, Tensor], input: Sequences, hx: State | None
-    ) -> Outputs | State:
-        """Run torch's kernel, with other weights if there are any."""
         if not weights:
             return super().forward(input, hx)  # type: ignore[misc]
         return self.plain.forward(self._with(weights), input, hx)
-
-    def _run_with_masks(
-        self, weights: Mapping[str, Tensor], input: Sequences, hx: State | None
-    ) -> Outputs:
-        """One mask per sequence, the same at every step, on inputs and on the state."""
-        assert self.gate is not None
-        if not isinstance(input, Tensor):
-            raise VardropError(
-                "Expected a padded tensor for masks per sequence, but got "
-                f"{type(input).__name__}. Pad the sequences, or switch the noise off."
-            )
-        rows = input.shape[0 if self.batch_first else 1] if input.dim() == 3 else 1
-        masks = self.gate(input.new_ones(rows, self.gate.units))
-        parts = [self._part(names, weights, masks) for names in self._all_weights]
-        return run_steps(self, parts, input, hx, self.training or self.is_sampling)
 
     def _part(self, names: list[str], drawn: Mapping[str, Tensor], masks: Tensor) -> Part:
         """The masked projections of inputs and state of one layer in one direction."""
@@ -291,8 +267,6 @@ class RNN(_Recurrent, nn.RNN):
             `noisy_bias`, as in `Variational`.
     """
 
-    plain: ClassVar[type[nn.Module]] = nn.RNN
-
 
 class LSTM(_Recurrent, nn.LSTM):
     """`nn.LSTM` with posteriors on its weights: layers, directions, projections, packed sequences.
@@ -309,8 +283,6 @@ class LSTM(_Recurrent, nn.LSTM):
     (torch.Size([2, 5, 3]), ['weight_hh_l0', 'weight_ih_l0'])
     """
 
-    plain: ClassVar[type[nn.Module]] = nn.LSTM
-
 
 class GRU(_Recurrent, nn.GRU):
     """`nn.GRU` with posteriors on its weights.
@@ -320,8 +292,6 @@ class GRU(_Recurrent, nn.GRU):
         **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
             `noisy_bias`, as in `Variational`.
     """
-
-    plain: ClassVar[type[nn.Module]] = nn.GRU
 
 
 class RNNCell(_Recurrent, nn.RNNCell):
@@ -333,8 +303,6 @@ class RNNCell(_Recurrent, nn.RNNCell):
             `noisy_bias`, as in `Variational`.
     """
 
-    plain: ClassVar[type[nn.Module]] = nn.RNNCell
-
 
 class LSTMCell(_Recurrent, nn.LSTMCell):
     """`nn.LSTMCell` with posteriors on its weights, drawn at every call.
@@ -345,8 +313,6 @@ class LSTMCell(_Recurrent, nn.LSTMCell):
             `noisy_bias`, as in `Variational`.
     """
 
-    plain: ClassVar[type[nn.Module]] = nn.LSTMCell
-
 
 class GRUCell(_Recurrent, nn.GRUCell):
     """`nn.GRUCell` with posteriors on its weights, drawn at every call.
@@ -356,5 +322,3 @@ class GRUCell(_Recurrent, nn.GRUCell):
         **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
             `noisy_bias`, as in `Variational`.
     """
-
-    plain: ClassVar[type[nn.Module]] = nn.GRUCell

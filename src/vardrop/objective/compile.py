@@ -68,7 +68,14 @@ def compile(elbo: ELBO, optimizer: torch.optim.Optimizer) -> Callable[[Any, Any]
 
     forward: Callable[[Any, Any], ELBOParts] = elbo
     if _has_compiler(elbo.beta.device):
-        _check_memory_budget()
+        from torch._functorch import config
+
+        if (budget := config.activation_memory_budget) < 1:  # computes activations again
+            raise VardropError(
+                "Expected torch._functorch.config.activation_memory_budget to be 1, but got "
+                f"{budget}: torch would draw the noise of a step a second time for its gradient, "
+                "with other numbers. Set it to 1, or train without vardrop.compile."
+            )
         # The compiler limits how many versions of one code object it keeps: each model has its own.
         parts.__code__ = parts.__code__.replace(co_name=f"parts_{id(elbo)}")
         compiled = torch.compile(parts, options=COMPILE_OPTIONS)
@@ -80,19 +87,6 @@ def compile(elbo: ELBO, optimizer: torch.optim.Optimizer) -> Callable[[Any, Any]
         return tree_map_only(torch.Tensor, torch.Tensor.detach, loss_parts)
 
     return step
-
-
-def _check_memory_budget() -> None:
-    """Raise if torch would compute activations again in the backward pass, with other noise."""
-    from torch._functorch import config
-
-    budget = config.activation_memory_budget
-    if budget < 1:
-        raise VardropError(
-            "Expected torch._functorch.config.activation_memory_budget to be 1, but got "
-            f"{budget}: torch would draw the noise of a step a second time for its gradient, with "
-            "other numbers. Set it to 1, or train without vardrop.compile."
-        )
 
 
 def _has_compiler(device: torch.device) -> bool:

@@ -164,8 +164,7 @@ class ELBO(nn.Module):
         if torch.compiler.is_compiling():  # a compiler finds shared computations itself
             return self.parts(x, y, None, weight) if every_step else _eager_step(self, x, y)
         # Callers of a transform, such as vmap, handle its errors.
-        report = nullcontext() if in_transform() else report_arguments("x", "y")
-        with share_in_step(), report:
+        with share_in_step(), nullcontext() if in_transform() else report_arguments("x", "y"):
             if every_step:
                 return self.parts(x, y, None, weight)
             return self.with_cached_kl(self.parts, x, y)
@@ -218,8 +217,15 @@ class ELBO(nn.Module):
         """
         noisy = [m for m in self.net.modules() if isinstance(m, Noisy)]
         head = next((m for m in noisy if isinstance(m, Head)), None)
+        if head is not None and weight is not None:
+            raise VardropError(
+                f"Expected no `weight` for a model with a head, which has its own loss, but got "
+                f"{describe_value(weight)}. Repeat the examples instead."
+            )
         terms = [self._data_term(x, y, weight, head) for _ in range(self.samples)]
-        loss, nll, parts = terms[0] if self.samples == 1 else _average(terms)
+        draws = zip(*terms, strict=True)
+        means = [d[0] if self.samples == 1 else torch.stack(d).mean() for d in draws]
+        loss, nll, parts = *means[:2], None if head is None else HeadParts(*means)
         divergence = sum_kl(noisy, value=latest is None)
         if divergence is None:
             divergence = torch.zeros((), device=nll.device)
@@ -230,66 +236,27 @@ class ELBO(nn.Module):
 
     def _data_term(
         self, x: Any, y: Any, weight: Tensor | None, head: Head | None
-    ) -> tuple[Tensor, Tensor, HeadParts | None]:
-        """The loss without the KL, the NLL and the parts of a head, for one draw."""
+    ) -> tuple[Tensor, ...]:
+        """The loss without the KL, and the NLL, for one draw. A head has more parts."""
         traced = torch.compiler.is_compiling() or in_transform()
         if self.batched and isinstance(x, Mapping) and not traced:  # a check would break the graph
             check_named(plain_batch(x))
         if head is not None:
-            parts = self._head_parts(x, y, weight, head)
-            return parts.loss, parts.nll, parts
+            if y.dim() > 1 and getattr(self.likelihood, "class_axis", None) != -1:
+                raise VardropError(
+                    f"Expected `likelihood` to be Categorical(class_axis=-1) for a head over "
+                    f"positions (targets of shape {tuple(y.shape)}), whose classes are last, but "
+                    f"got {self.likelihood!r}."
+                )
+            return head.loss_in(self.net, clone_batch(plain_batch(x)), y)
         output = self.outputs(x)
         picked = isinstance(output, Tensor) or self.output is not None
         if not picked and isinstance(self.likelihood, Likelihood):
             output = output_tensor(output)  # a custom loss gets the complete output
         if not traced:
-            check_batch(self.likelihood, output, y)
-            self._check_size(output, weight)
-            if not self._loss_is_checked:
-                self._check_first_batch(output, y)
-        nll = self.likelihood(output, y) if weight is None else self._weighted(output, y, weight)
-        return nll, nll, None
-
-    def _check_size(self, output: Any, weight: Tensor | None) -> None:
-        """Raise if a training batch has more examples than the data, or impossible weights."""
-        count = len(output) if isinstance(output, Tensor) and output.dim() else 0
-        if self._has_kl and self.training and torch.is_grad_enabled() and count > self.num_data:
-            text = f"Expected `num_data`, the size of the training set, but got {self.num_data}"
-            raise VardropError(f"{text} and a batch of {count} examples. It scales the KL.")
-        low, high = (0.0, 0.0) if weight is None else _range(weight)
-        if not (low >= 0 and high <= LARGEST_WEIGHT):
-            limits = f"0 to {LARGEST_WEIGHT:g}, but got {low:g} to {high:g}"
-            raise VardropError(f"Expected `weight` to be from {limits}.")
-
-    def _head_parts(self, x: Any, y: Any, weight: Tensor | None, head: Head) -> HeadParts:
-        if weight is not None:
-            raise VardropError(
-                f"Expected no `weight` for a model with a head, which has its own loss, but got "
-                f"{describe_value(weight)}. Repeat the examples instead."
-            )
-        if y.dim() > 1 and getattr(self.likelihood, "class_axis", None) != -1:
-            raise VardropError(
-                f"Expected `likelihood` to be Categorical(class_axis=-1) for a head over positions "
-                f"(targets of shape {tuple(y.shape)}), whose classes are last, but got "
-                f"{self.likelihood!r}."
-            )
-        return head.loss_in(self.net, clone_batch(plain_batch(x)), y)
-
-    @torch.no_grad()
-    def _check_first_batch(self, output: Any, y: Any) -> None:
-        """Raise if a custom loss is not a mean over examples, which `num_data` relies on."""
-        self._loss_is_checked = True
-        twice = tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, (output, y))
-        once, doubled = float(self.likelihood(output, y)), float(self.likelihood(*twice))
-        if math.isfinite(once) and not math.isclose(once, doubled, rel_tol=1e-3, abs_tol=1e-6):
-            raise VardropError(
-                f"Expected `likelihood` to be a mean over examples, but got {once:g} for a batch "
-                f"and {doubled:g} for the same examples twice. The KL would have a wrong weight. "
-                "Use reduction='mean', or divide by the number of examples."
-            )
-
-    def _weighted(self, output: Tensor, y: Any, weight: Tensor) -> Tensor:
-        """The mean over examples of weight times NLL."""
+            self._check_batch(output, y, weight)
+        if weight is None:
+            return (self.likelihood(output, y),) * 2
         if not isinstance(self.likelihood, Likelihood):
             raise VardropError(
                 f"Expected `likelihood` to be one of vardrop's for a `weight`, but got "
@@ -302,7 +269,34 @@ class ELBO(nn.Module):
                 f"Expected `weight` to have one number for each of {len(each)} examples, but got "
                 f"shape {tuple(weight.shape)}."
             )
-        return (weight * each).mean()
+        return ((weight * each).mean(),) * 2
+
+    def _check_batch(self, output: Any, y: Any, weight: Tensor | None) -> None:
+        """Raise if targets or weights do not fit, or if `num_data` is not the number of examples.
+
+        The loss has to be a mean over examples, which is checked for a custom loss at first.
+        """
+        check_batch(self.likelihood, output, y)
+        count = len(output) if isinstance(output, Tensor) and output.dim() else 0
+        if self._has_kl and self.training and torch.is_grad_enabled() and count > self.num_data:
+            text = f"Expected `num_data`, the size of the training set, but got {self.num_data}"
+            raise VardropError(f"{text} and a batch of {count} examples. It scales the KL.")
+        low, high = (0.0, 0.0) if weight is None else _range(weight)
+        if not (low >= 0 and high <= LARGEST_WEIGHT):
+            limits = f"0 to {LARGEST_WEIGHT:g}, but got {low:g} to {high:g}"
+            raise VardropError(f"Expected `weight` to be from {limits}.")
+        if self._loss_is_checked:
+            return
+        self._loss_is_checked = True
+        twice = tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, (output, y))
+        with torch.no_grad():
+            once, doubled = float(self.likelihood(output, y)), float(self.likelihood(*twice))
+        if math.isfinite(once) and not math.isclose(once, doubled, rel_tol=1e-3, abs_tol=1e-6):
+            raise VardropError(
+                f"Expected `likelihood` to be a mean over examples, but got {once:g} for a batch "
+                f"and {doubled:g} for the same examples twice. The KL would have a wrong weight. "
+                "Use reduction='mean', or divide by the number of examples."
+            )
 
 
 _eager_step = disable_compiler(
@@ -310,16 +304,6 @@ _eager_step = disable_compiler(
     "`kl_value_every` counts steps, so it takes two graphs: one with the value of the KL and one "
     "without. Use kl_value_every=1 with fullgraph=True, or vardrop.compile.",
 )
-
-
-def _average(
-    terms: list[tuple[Tensor, Tensor, HeadParts | None]],
-) -> tuple[Tensor, Tensor, HeadParts | None]:
-    losses, nlls, heads = zip(*terms, strict=True)
-    head = None
-    if heads[0] is not None:
-        head = HeadParts(*(torch.stack(part).mean() for part in zip(*heads, strict=True)))
-    return torch.stack(losses).mean(), torch.stack(nlls).mean(), head
 
 
 def check_batch(likelihood: Any, output: Any, y: Any) -> None:

@@ -27,7 +27,6 @@ _defined = {
     if make.__module__ == module.__name__ and not name.startswith("_")
 }
 METHODS: dict[str, Callable[..., BaseRecipe]] = dict(sorted(_defined.items()))
-_RESERVED = ("none", "auto")  # command-line words with another meaning
 
 
 def register_recipe(name: str, make: Callable[..., BaseRecipe]) -> None:
@@ -43,7 +42,8 @@ def register_recipe(name: str, make: Callable[..., BaseRecipe]) -> None:
     >>> vd.recipes.METHODS.pop("wide")().prior.std  # pop removes it again
     3.0
     """
-    if not isinstance(name, str) or not name or name in (*METHODS, *_RESERVED):
+    # "none" and "auto" have another meaning on the command line.
+    if not isinstance(name, str) or not name or name in (*METHODS, "none", "auto"):
         raise VardropError(f"Expected `name` to be a text that is not taken, but got {name!r}.")
     try:
         recipe = make()

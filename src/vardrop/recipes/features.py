@@ -120,9 +120,8 @@ def mc_dropout(drop_rate: float | None = None, length_scale: float | None = None
             f"Expected `drop_rate` where there is a `length_scale`, but got {length_scale} alone. "
             "Dropout that the net has already has no KL; leave out `length_scale`."
         )
-    if drop_rate is None:
-        return SwitchDropout()
-    return SwitchDropout(BinaryDropout(drop_rate, length_scale=length_scale))
+    gate = None if drop_rate is None else BinaryDropout(drop_rate, length_scale=length_scale)
+    return SwitchDropout(gate)
 
 
 def concrete_dropout(

@@ -209,9 +209,8 @@ def variance_layer(noise: Noise = "gaussian", estimator: Estimator | None = None
 
     Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks", sec. 3.
     """
-    posterior = ZeroMean(noise)
     default = local_reparameterization if noise == "gaussian" else flipout
-    return Recipe(posterior, estimator=_default(estimator, default))
+    return Recipe(ZeroMean(noise), estimator=_default(estimator, default))
 
 
 def dropconnect(drop_rate: float = 0.5, estimator: Estimator = weight_sample) -> Recipe:

@@ -6,7 +6,8 @@ import copy
 import io
 import pickle
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -52,22 +53,6 @@ def _torch_can(action: Callable[[], object]) -> bool:
     return True
 
 
-def _assert_draws_differ(draws: Iterable[Tensor], message: str) -> None:
-    first, *others = draws
-    assert any(not torch.equal(first, other) for other in others), message
-
-
-def _assert_finite_gradients(layer: nn.Module) -> None:
-    for name, parameter in layer.named_parameters():
-        finite = parameter.grad is None or bool(parameter.grad.isfinite().all())
-        assert finite, f"the gradient of {name} is not finite"
-
-
-def _relative_error(mine: Tensor, expected: Tensor, smallest: float) -> Tensor:
-    """The largest error, relative to the largest expected number or to `smallest`."""
-    return (mine - expected).abs().max() / expected.abs().max().clamp(min=smallest)
-
-
 def check_mean_mode(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """With noise off, outputs are bit-identical to the torch layer with the mean weights.
 
@@ -77,7 +62,10 @@ def check_mean_mode(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     layer = _noisy(make, recipe).eval()
     output, gate = _out(layer, inputs), layer.gate
     if gate is None or type(layer).new_gate is Variational.new_gate:  # no gate inside the layer
-        expected = _mean_output(layer, make(), inputs)
+        plain, state = make().eval(), layer.state_dict()
+        plain.load_state_dict({name: state[name] for name in plain.state_dict()})
+        x = layer.apply_gate("input", inputs[0])
+        expected = layer.apply_gate("output", _out(plain, (x, *inputs[1:])))
         assert torch.equal(output, expected), "mean mode differs from the torch layer of the means"
     if gate is not None and gate.noise.input_dependent:
         return
@@ -89,28 +77,12 @@ def check_mean_mode(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
         torch.testing.assert_close(_out(plain, inputs), output, rtol=1e-4, atol=1e-5)
 
 
-def _mean_output(layer: Variational, plain: nn.Module, inputs: Inputs) -> Tensor:
-    """The output of a torch layer with the means of a noisy layer and of its gate."""
-    state, gate = layer.state_dict(), layer.gate
-    plain.load_state_dict({name: state[name] for name in plain.state_dict()})
-    plain.eval()
-    if gate is None:
-        return _out(plain, inputs)
-
-    def scale(x: Tensor) -> Tensor:
-        mean = gate.noise.mean(x, gate.axis, gate.tensors)
-        return x if mean is None else x * mean
-
-    if gate.side == "output":
-        return scale(_out(plain, inputs))
-    return _out(plain, (scale(inputs[0]), *inputs[1:]))
-
-
 def check_noise(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """Two draws differ, `sampling` switches the noise, and the mode of the layer is unchanged."""
     layer = _noisy(make, recipe).eval()
     with sampling(layer):  # discrete noise may repeat a few draws
-        _assert_draws_differ([_out(layer, inputs) for _ in range(32)], "all draws are equal")
+        draws = [_out(layer, inputs) for _ in range(32)]
+    assert any(not torch.equal(draws[0], draw) for draw in draws), "all draws are equal"
     assert not layer.training
     assert torch.equal(_out(layer, inputs), _out(layer, inputs)), "noise stays on after sampling()"
     with sampling(layer.train(), on=False):
@@ -149,9 +121,10 @@ def check_gradients(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     layer = _noisy(make, recipe).train()
     losses = [_out(layer, inputs).square().mean() for _ in range(10)]
     (torch.stack(losses).mean() + kl(layer)).backward()
-    _assert_finite_gradients(layer)
-    missing = [n for n, p in layer.named_parameters() if p.requires_grad and p.grad is None]
-    assert not missing, f"no gradient for {missing}"
+    for name, parameter in layer.named_parameters():
+        grad = parameter.grad
+        assert grad is not None or not parameter.requires_grad, f"no gradient for {name}"
+        assert grad is None or grad.isfinite().all(), f"the gradient of {name} is not finite"
 
 
 def check_stored_noise(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
@@ -175,8 +148,8 @@ def check_stored_noise(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
         ten_steps = [gradient(1) for _ in range(10)]
     for mine, *others in zip(one_step, *ten_steps, strict=True):
         expected = torch.stack(others).sum(0)
-        error = _relative_error(mine, expected, smallest=1e-12)
-        assert error <= 1e-5, "gradients of draws do not add up"
+        largest = expected.abs().max().clamp(min=1e-12)
+        assert (mine - expected).abs().max() / largest <= 1e-5, "gradients of draws do not add up"
 
 
 @torch.random.fork_rng()
@@ -288,7 +261,7 @@ def check_vmap(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     with sampling(layer), torch.no_grad():
         draws = torch.vmap(lambda _: _out(layer, inputs), randomness="different")(torch.empty(32))
         assert draws.shape == (32, *_out(layer, inputs).shape)
-    _assert_draws_differ(draws, "vmap repeats one draw")
+    assert any(not torch.equal(draws[0], draw) for draw in draws), "vmap repeats one draw"
 
 
 def check_export(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
@@ -312,7 +285,8 @@ def check_autocast(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
                 loss = _out(layer, batch).float().square().mean() + kl(layer)
             loss.backward()
             assert torch.isfinite(loss), f"the loss is not finite in {dtype}"
-            _assert_finite_gradients(layer)
+            gradients = [p.grad for p in layer.parameters() if p.grad is not None]
+            assert all(g.isfinite().all() for g in gradients), f"no finite gradient in {dtype}"
 
 
 def check_kl_is_a_sum(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
@@ -334,17 +308,15 @@ def check_reference(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     elbo = ELBO(layer, lambda output, _: _first(output).square().mean(), num_data=10)
     trainable = [p for p in layer.parameters() if p.requires_grad]
 
-    def step() -> list[Tensor]:
-        with torch.random.fork_rng():
+    steps = []
+    for paths in (nullcontext(), reference()):
+        with paths, torch.random.fork_rng():
             out = elbo(inputs[0] if len(inputs) == 1 else inputs, None)
-        gradients = torch.autograd.grad(out.loss, trainable, materialize_grads=True)
-        return [out.nll, out.kl, *gradients]
-
-    fast = step()
-    with reference():
-        plain = step()
-    for mine, expected in zip(fast, plain, strict=True):
-        assert _relative_error(mine, expected, smallest=1e-6) <= 1e-5, "a fast path differs"
+            gradients = torch.autograd.grad(out.loss, trainable, materialize_grads=True)
+        steps.append([out.nll, out.kl, *gradients])
+    for mine, expected in zip(*steps, strict=True):
+        largest = expected.abs().max().clamp(min=1e-6)
+        assert (mine - expected).abs().max() / largest <= 1e-5, "a fast path differs"
 
 
 # Every function of this module whose name begins with check_, without that prefix.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from vardrop.layers.attention import SEPARATE, Heads, Triple, averaged
 from vardrop.layers.dense import dense
-from vardrop.layers.heads import SEPARATE, Heads, Triple, averaged
 
 
 class SlimAttention(Heads, nn.Module):

@@ -1,26 +1,78 @@
-"""Baselines of DropMax: softmax, sampled softmax, class dropout, attention, sparsemax."""
+"""The rules of heads: DropMax, and its baselines."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from vardrop._core.errors import VardropError
-from vardrop.functional import to_float32_or_wider, uniform
-from vardrop.heads.base import (
-    Branches,
-    ClassRule,
-    HeadParts,
-    is_target,
-    masked_nll,
-    only_nll,
+from vardrop.functional import (
+    bernoulli_entropy,
+    bernoulli_kl,
+    concrete_logit,
+    to_float32_or_wider,
+    uniform,
 )
+from vardrop.heads.base import Branches, ClassRule, HeadParts, is_target, mean_nll, only_nll
 from vardrop.likelihoods.base import sum_targets
 from vardrop.posteriors import check_drop_rate
+
+
+@dataclass(frozen=True)
+class DropMaxRule(ClassRule):
+    """p(y | x, z) ~ z_k exp(o_k), z_k ~ Bernoulli(rho_k), rho = sigmoid(a), a linear in x.
+
+    Training draws from q(z | x, y): the target is kept, and every other class is kept with
+    probability g = sigmoid(stop_gradient(a) + r), r linear in x, relaxed with `temperature`. With
+    KL_target = -log rho_target and KL_k = KL(Bernoulli(g_k) || Bernoulli(rho_k)) otherwise,
+
+        loss = -log p(y | x, z) + sum_k KL_k + sum_k BCE(sigmoid(r_k), [k = y]) - sum_k H(rho_k).
+
+    The entropy H of the rates enters with a minus sign, so that training raises it: it keeps the
+    rates away from zero and one. Read literally, the sign of the paper's
+    sum rho log rho + (1 - rho) log(1 - rho) would lower it. The epsilon that the paper adds to z is
+    left out: a relaxed z is positive, and its logarithm is computed without rounding to zero.
+
+    Args:
+        temperature: of the relaxed z.
+        inference: "p" draws z ~ p(z | x) in training too, and its loss is -log p(y | x, z) alone.
+
+    Lee et al. 2018, "DropMax: adaptive variational softmax", eq. 4 to 14.
+    """
+
+    temperature: float = 0.1
+    inference: Literal["q", "p"] = "q"
+    branches: ClassVar[tuple[str, ...]] = ("retain", "correction")
+    positive: ClassVar[tuple[str, ...]] = ("temperature",)
+
+    def _log_mask(self, logit: Tensor) -> Tensor:
+        noise = uniform(logit.shape, logit)
+        return functional.logsigmoid(concrete_logit(logit, noise, self.temperature))
+
+    def draw(self, logits: Tensor, branches: Branches) -> Tensor:
+        """log softmax(o + log z), z ~ Bernoulli(rho), relaxed."""
+        return torch.log_softmax(logits + self._log_mask(branches["retain"]), dim=-1)
+
+    def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
+        """The objective above under one draw of q(z | x, y), or of p(z | x)."""
+        a, r = branches["retain"], branches["correction"]
+        if self.inference == "p":
+            nll = mean_nll(self.draw(logits, branches), y)
+            zero = 0 * (a.sum() + r.sum())  # keeps every branch in the graph, for DDP
+            return HeadParts(nll + zero, nll, zero, zero, zero)
+        target, g = is_target(y, logits), a.detach() + r
+        log_mask = torch.where(target, 0.0, self._log_mask(g))
+        nll = mean_nll(torch.log_softmax(logits + log_mask, -1), y)
+        kl = torch.where(target, -functional.logsigmoid(a), bernoulli_kl(g, a))
+        aux = functional.binary_cross_entropy_with_logits(r, target.to(r.dtype), reduction="none")
+        kl, aux, entropy = (
+            sum_targets(t.sum(-1), 1).mean() for t in (kl, aux, bernoulli_entropy(a))
+        )
+        return HeadParts(nll + kl + aux - entropy, nll, kl, aux, entropy)
 
 
 @dataclass(frozen=True)
@@ -31,7 +83,7 @@ class SoftmaxRule(ClassRule):
 
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
         """-log softmax(o)[y]."""
-        return only_nll(masked_nll(logits, torch.zeros_like(logits), y))
+        return only_nll(mean_nll(torch.log_softmax(logits, -1), y))
 
 
 @dataclass(frozen=True)
@@ -59,7 +111,8 @@ class SampledSoftmaxRule(ClassRule):
         count = max(2, round(self.fraction * logits.shape[-1]))
         ranks = uniform(logits.shape, logits).masked_fill(target, 2.0).argsort(-1, descending=True)
         chosen = torch.zeros_like(target).scatter(-1, ranks[..., :count], True)
-        return only_nll(masked_nll(logits, torch.where(chosen, 0.0, -torch.inf), y))
+        log_probs = torch.log_softmax(logits.masked_fill(~chosen, -torch.inf), -1)
+        return only_nll(mean_nll(log_probs, y))
 
 
 @dataclass(frozen=True)
@@ -82,7 +135,8 @@ class ClassDropoutRule(ClassRule):
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
         """-log softmax over the target and the retained classes."""
         mask = (uniform(logits.shape, logits) >= self.drop_rate) | is_target(y, logits)
-        return only_nll(masked_nll(logits, torch.where(mask, 0.0, -torch.inf), y))
+        log_probs = torch.log_softmax(logits.masked_fill(~mask, -torch.inf), -1)
+        return only_nll(mean_nll(log_probs, y))
 
     def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
         """1 - drop_rate for every class."""
@@ -100,7 +154,8 @@ class AttentionRule(ClassRule):
 
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
         """-log softmax(o + log sigmoid(a))[y]."""
-        return only_nll(masked_nll(logits, functional.logsigmoid(branches["retain"]), y))
+        log_mask = functional.logsigmoid(branches["retain"])
+        return only_nll(mean_nll(torch.log_softmax(logits + log_mask, -1), y))
 
 
 def sparsemax(logits: Tensor) -> tuple[Tensor, Tensor]:
