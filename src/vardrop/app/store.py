@@ -71,12 +71,11 @@ class StoredRun:
         """Weights, weights left after compression or pruning, bytes of the packed file, seconds."""
         counts = {str(row["name"]): int(row["weights"]) for row in self.results.get("layers") or []}
         compression, removed = self.results.get("compression") or {}, self.fractions()
-        left = compression.get("weights_after")
+        left, total = compression.get("weights_after"), sum(counts.values())
         if left is None and removed:
-            pruned = sum(removed.get(name, 0.0) * count for name, count in counts.items())
-            left = sum(counts.values()) - round(pruned)
+            left = total - round(sum(removed.get(k, 0.0) * n for k, n in counts.items()))
         seconds = round(self.seconds, 2) if self.history else None
-        sizes = (sum(counts.values()) or None, left, compression.get("packed_bytes"), seconds)
+        sizes = (total or None, left, compression.get("packed_bytes"), seconds)
         return {k: v for k, v in zip(SIZES, sizes, strict=True) if v is not None}
 
     def label(self, layer: str) -> str:
@@ -91,9 +90,8 @@ class StoredRun:
 
     def sets(self, prefix: str) -> dict[str, Tensor]:
         """The arrays called `<prefix>_<name>`, by name."""
-        start = f"{prefix}_"
-        names = sorted(name for name in self.arrays if name.startswith(start))
-        return {name.removeprefix(start): self.arrays[name] for name in names}
+        start, names = f"{prefix}_", sorted(self.arrays)
+        return {n.removeprefix(start): self.arrays[n] for n in names if n.startswith(start)}
 
 
 def read_run(path: Path) -> StoredRun:
@@ -145,10 +143,8 @@ def _check_outline(content: Record, path: Path) -> None:
 
 def name_runs(runs: Sequence[StoredRun]) -> dict[str, StoredRun]:
     """Runs by the name of their directory, or by its path if the names are not distinct."""
-    names = [run.path.resolve().name for run in runs]
-    if len(set(names)) < len(names):
-        names = [str(run.path) for run in runs]
-    return dict(zip(names, runs, strict=True))
+    by_name = {run.path.resolve().name: run for run in runs}
+    return by_name if len(by_name) == len(runs) else {str(run.path): run for run in runs}
 
 
 def make_directory(path: Path) -> Path:
@@ -191,10 +187,9 @@ def reading(source: str | Path, what: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        expected = isinstance(error, VardropError)
-        reason = str(error) if expected else f"{type(error).__name__}: {error}. It is damaged."
-        text = f"Expected {source} to hold {what}, but got: {' '.join(reason.split())[:400]}"
-        raise VardropError(text) from error
+        reason = f"{type(error).__name__}: {error}. It is damaged."
+        reason = " ".join((str(error) if isinstance(error, VardropError) else reason).split())
+        raise VardropError(f"Expected {source} to hold {what}, but got: {reason[:400]}") from error
 
 
 reading_checkpoint = partial(reading, what="a checkpoint of this run")
@@ -225,8 +220,8 @@ def read_history(directory: Path) -> list[Record]:
         seconds, epoch = record.get("seconds", 0), record.get("epoch")
         if not isinstance(seconds, int | float) or not isinstance(record.get("sparsity", {}), dict):
             raise _history_error(path, f"no record of an epoch in line {number}")
-        follows = not records or epoch == records[-1]["epoch"] + 1
-        if type(epoch) is not int or epoch < 0 or not follows:
+        expected = records[-1]["epoch"] + 1 if records else epoch
+        if type(epoch) is not int or epoch < 0 or epoch != expected:
             raise _history_error(path, f"the epoch {epoch!r} in line {number}")
         records.append(record)
     progress = read_progress(directory) or {}
@@ -274,9 +269,11 @@ def flatten(stored: Mapping[str, Any], prefix: str = "") -> Record:
     """
     flat: Record = {}
     for key, entry in stored.items():
-        nested = isinstance(entry, Mapping)
-        flat |= flatten(entry, f"{prefix}{key} ") if nested else {f"{prefix}{key}": entry}
-    return {key: entry for key, entry in flat.items() if is_set(entry)}
+        if isinstance(entry, Mapping):
+            flat |= flatten(entry, f"{prefix}{key} ")
+        elif is_set(entry):
+            flat[f"{prefix}{key}"] = entry
+    return flat
 
 
 def method_name(method: BaseRecipe | Mapping[str, Any] | str | None) -> str:
@@ -295,12 +292,9 @@ def method_name(method: BaseRecipe | Mapping[str, Any] | str | None) -> str:
     for name, make in METHODS.items():
         usual = flatten(to_json(make()))
         changed = {k: v for k, v in leaves.items() if usual.get(k) != v and "version" not in k}
-        if _types(leaves) == _types(usual) and len(changed) < fewest:
+        # The types of the parts identify the method, without the estimator.
+        others = {k for k in leaves | usual if leaves.get(k) != usual.get(k) and k.endswith("type")}
+        if all("estimator" in key for key in others) and len(changed) < fewest:
             options = ", ".join(f"{k.removesuffix(' type')}={show(v)}" for k, v in changed.items())
             best, fewest = f"{name} ({options})" if changed else name, len(changed)
     return best
-
-
-def _types(leaves: Record) -> Record:
-    """The types of the parts of a recipe, which identify the method, without the estimator."""
-    return {k: v for k, v in leaves.items() if k.endswith("type") and "estimator" not in k}

@@ -259,7 +259,7 @@ def test_scores_are_in_the_units_of_the_target():
     y = 2 * torch.randn(500, 1)
     p = predict(nn.Linear(1, 1), torch.zeros(500, 1), mode="mean", likelihood=vd.Gaussian(1.0))
     p = dataclasses.replace(p, mean=0 * p.mean, draws=0 * p.draws)
-    held = held_out.HeldOutPrediction(p, Part(torch.zeros(500, 1), y))
+    held = (p, Part(torch.zeros(500, 1), y))
     scores, each, deviations, _ = held_out.score_held_out([held], math.log(2.0), unit=3.0)
     assert scores["rmse"] == pytest.approx(3 * float(y.square().mean().sqrt()), rel=1e-5)
     expected = -torch.distributions.Normal(0.0, 6.0).log_prob(3 * y).flatten().double()

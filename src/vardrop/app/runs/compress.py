@@ -17,7 +17,8 @@ from vardrop._core.errors import VardropError
 from vardrop._core.files import remove
 from vardrop.app.data import Part
 from vardrop.app.runs.config import working
-from vardrop.app.runs.run import Model, Run, likelihood_for, predict_tensor
+from vardrop.app.runs.models import likelihood_for
+from vardrop.app.runs.run import Model, Run, predict_tensor
 from vardrop.app.runs.run_export import check_target, export_small
 from vardrop.app.store import Record
 from vardrop.compression import ShrinkPlan, Shrunk, choose_threshold, pack, save, shrink

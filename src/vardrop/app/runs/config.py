@@ -50,17 +50,10 @@ class Data(Roles):
     test: str | bool | None = None
     in_memory: bool = False
 
-    def load(self, seed: int) -> Dataset:
-        """Load the data by name, or from files."""
-        if self.in_memory:
-            text = f"The data of the run were passed in memory ({self.name})."
-            raise VardropError(f"{text} Pass `data`, as to `fit`.")
-        return self.read(self.name, self.validation, self.test, seed)
-
     def read(
         self, data: Source, validation: Source | None, test: Source | bool | None, seed: int
     ) -> Dataset:
-        """Load data with the same options."""
+        """Load data with these options."""
         options = {f.name: getattr(self, f.name) for f in dataclasses.fields(Roles)}
         options |= {"directory": self.directory, "validation": validation, "test": test}
         return load_dataset(data, seed=seed, **options)
@@ -93,6 +86,28 @@ class Config:
             return 0.0, 1.0
         return columns.target_mean, columns.target_std
 
+    def load_data(
+        self,
+        path: Path,
+        data: Source | None = None,
+        validation: Source | None = None,
+        test: Source | bool | None = None,
+    ) -> Dataset:
+        """Load the data of a run, or data that were passed. Changed data raise an error."""
+        source = self.data
+        if data is None:
+            if source.in_memory:
+                text = f"The data of the run were passed in memory ({source.name})."
+                raise VardropError(f"{text} Pass `data`, as to `fit`.")
+            data, validation, test = source.name, source.validation, source.test
+        dataset = source.read(data, validation, test, self.settings.seed)
+        for name in ("checksum", "kind", "task", "shape", "classes", "sizes", "rows"):
+            now, then = getattr(dataset, name), getattr(self.about, name)
+            if now != then:
+                text = f"The {name} of the data of {path} changed from {then} to {now}."
+                raise VardropError(f"{text} Pass the same data, or start a new run.")
+        return dataset
+
     def to_json(self) -> Record:
         """The content of config.json. The preprocessing has a separate file."""
         about = self.about
@@ -120,9 +135,9 @@ class Config:
     @classmethod
     def read(cls, directory: Path) -> Config:
         """The configuration of a run."""
-        stored = store.read_sealed(directory / "config.json")
-        table = stored.get("kind") == "table"
-        columns = store.read_sealed(directory / "preprocessing.json") if table else None
+        stored, columns = store.read_sealed(directory / "config.json"), None
+        if stored.get("kind") == "table":
+            columns = store.read_sealed(directory / "preprocessing.json")
         return cls.from_json(stored, columns, f"{directory} (config.json and preprocessing.json)")
 
     @classmethod

@@ -128,14 +128,14 @@ def score_prediction(
     if not p.classifies:
         interval = run.interval(p, scores.LEVEL)
         scored = scores.number_scores(p.mean, p.std, p.log_prob(y), y, interval, weight)
-        constant = scores.constant(targets["mean"], targets["std"], y, weight)
-        return {**dataclasses.asdict(scored), "baseline": {"name": "mean", **constant}}
+        baseline = {"name": "mean", **scores.constant(targets["mean"], targets["std"], y, weight)}
+        return {**dataclasses.asdict(scored), "baseline": baseline}
     classes, counts = run.about.classes, torch.tensor(targets["counts"]).double()
     # With log-probabilities, because a probability rounded to zero makes the NLL infinite.
     scored = scores.class_scores(p.probs, p.log_prob(y), y, classes, counts / counts.sum(), weight)
     scored.notes.extend(_notes(run))
-    majority = scores.majority(counts, y, classes, weight)
-    return {**dataclasses.asdict(scored), "baseline": {"name": "majority", **majority}}
+    baseline = {"name": "majority", **scores.majority(counts, y, classes, weight)}
+    return {**dataclasses.asdict(scored), "baseline": baseline}
 
 
 def _notes(run: Run) -> list[str]:
@@ -285,7 +285,7 @@ def write_predictions(
     check_output(Path(out), run.directory, source, run.config.data.name)
     column, names, done = run.config.data.id, [], 0
     if run.about.preprocessing is None:
-        rows = _images(run, Path(source))
+        rows = _read_images(Path(source), run.about.shape)
     else:
         table = run.read_file(source)
         rows = run.about.preprocessing.inputs(table, str(source))
@@ -306,15 +306,12 @@ def row_names(rows: pandas.DataFrame, column: str, source: str) -> list[object]:
     return [_cell(v) if isinstance(v, str) else v for v in rows[column]]
 
 
-def _images(run: Run, path: Path) -> Tensor:
-    shape = f"(N, {', '.join(map(str, run.about.shape))})"
+def _read_images(path: Path, shape: tuple[int, ...]) -> Tensor:
+    text = f"Expected {path} to hold numbers in an .npy file of shape (N, {str(shape)[1:]}"
     if path.suffix != ".npy" or not path.is_file():
-        raise VardropError(f"Expected an .npy file of shape {shape}, but got {str(path)!r}.")
-    with report_errors(
-        lambda e: f"Expected {path} to hold numbers, but got: {' '.join(str(e).split())[:200]}."
-    ):
+        raise VardropError(f"{text}.")
+    with report_errors(lambda e: f"{text}, but got: {' '.join(str(e).split())[:200]}."):
         loaded = torch.from_numpy(import_optional("numpy").load(path, allow_pickle=False))
-    if loaded.is_complex() or len(loaded) == 0 or tuple(loaded.shape[1:]) != run.about.shape:
-        text = f"Expected real images of shape {shape} in {path}"
+    if loaded.is_complex() or len(loaded) == 0 or loaded.shape[1:] != shape:
         raise VardropError(f"{text}, but got {loaded.dtype} of shape {tuple(loaded.shape)}.")
     return loaded.float()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,14 +68,25 @@ class Recorder(Callback):
         """Train to the end, or until the patience is over."""
         self._loop, self._pending, self._write_seconds = loop, b"", 0.0
         self._epoch_start = self._written = time.monotonic()
-        if loop.world.first:  # remove records of a killed run after its last checkpoint
-            truncate_history(self.directory, self.first_epoch + loop.epoch)
+        path = self.directory / HISTORY
+        if loop.world.first and path.is_file():
+            # Remove an incomplete line, and records of a killed run after its last checkpoint.
+            records = store.read_history(self.directory)
+            done = self.first_epoch + loop.epoch
+            content = b"".join(_to_line(record) for record in records if record["epoch"] < done)
+            if content != path.read_bytes():
+                files.write_atomically(path, content)
         self.callback.start(loop)
         try:
             for _ in () if self._is_over() else loop.run(self.callback, self):
                 pass
         except NotFiniteError as error:
-            raise NotFiniteError(f"{error} {self._describe_checkpoint()}") from None
+            advice = "There is no checkpoint yet."
+            if (checkpoint := self.directory / CHECKPOINT).is_file():
+                epochs = self.first_epoch + read_checkpoint(self.directory)[1]["epoch"]
+                text = f"The last good state is {checkpoint}, after epoch {epochs}."
+                advice = f"{text} Resume from it with other settings."
+            raise NotFiniteError(f"{error} {advice}") from None
         finally:
             self.callback.stop()
 
@@ -87,8 +99,17 @@ class Recorder(Callback):
             self._store(self.first_epoch + at.epoch)
 
     def on_epoch_end(self, at: Position) -> bool:
-        loop, now = self._loop, time.monotonic()
-        record = self._make_record(now - self._epoch_start)
+        loop, seconds = self._loop, time.monotonic() - self._epoch_start
+        with torch.no_grad():
+            rules = relevance(loop.elbo.net) if has_noise(loop.elbo.net) else {}
+        record: Record = {
+            **loop.last._asdict(),
+            "epoch": self.first_epoch + loop.last.epoch,
+            "phase": self.phase,
+            "validation": self.validate(loop.elbo) if self.validate and loop.world.first else {},
+            "sparsity": {name: 1 - float(r.kept.double().mean()) for name, r in rules.items()},
+            "seconds": seconds,
+        }
         self._epoch_start = time.monotonic()
         self._compare(record)
         over = loop.world.broadcast_decision(self._is_over())
@@ -108,17 +129,6 @@ class Recorder(Callback):
             files.append(self.directory / HISTORY, self._pending)
             self._pending = b""
         self.save(self._loop)
-
-    def _make_record(self, seconds: float) -> Record:
-        loop, epoch = self._loop, self._loop.last
-        return {
-            **epoch._asdict(),
-            "epoch": self.first_epoch + epoch.epoch,
-            "phase": self.phase,
-            "validation": self.validate(loop.elbo) if self.validate and loop.world.first else {},
-            "sparsity": sparsity(loop.elbo.net),
-            "seconds": seconds,
-        }
 
     def _compare(self, record: Record) -> None:
         """Keep the model with the lowest validation loss, nll + beta kl / num_data.
@@ -151,12 +161,10 @@ class Recorder(Callback):
         progress |= {"phase": self.phase, "first_epoch": self.first_epoch, "waited": self.waited}
         progress["best"] = self.best if math.isfinite(self.best) else None
         progress["best_beta"] = self.best_beta
-        everything = add_prefix("loop", tensors)
-        everything |= add_prefix("elbo", loop.elbo.state_dict())
         optimizer = optimizer_tensors(loop.optimizer)
-        everything |= add_prefix("optimizer", optimizer)
+        parts = {"loop": tensors, "elbo": loop.elbo.state_dict(), "optimizer": optimizer}
         # One file holds everything, so that a crash cannot separate it. The JSON is a copy to read.
-        files.write_tensors(self.directory / CHECKPOINT, everything, progress)
+        files.write_tensors(self.directory / CHECKPOINT, join_parts(parts), progress)
         files.write_json(self.directory / PROGRESS, files.with_checksum(progress))
         self._written = time.monotonic()
         self._write_seconds = self._written - start
@@ -175,13 +183,6 @@ class Recorder(Callback):
         if loop.world.first:
             files.write_json(self.directory / PROGRESS, files.with_checksum(progress))
 
-    def _describe_checkpoint(self) -> str:
-        if not (self.directory / CHECKPOINT).is_file():
-            return "There is no checkpoint yet."
-        epochs = self.first_epoch + read_checkpoint(self.directory)[1]["epoch"]
-        text = f"The last good state is {self.directory / CHECKPOINT}, after epoch {epochs}."
-        return f"{text} Resume from it with other settings."
-
 
 def _check_finite(loop: Loop) -> None:
     if (name := find_nonfinite(loop.elbo)) is not None:
@@ -198,25 +199,8 @@ def read_checkpoint(directory: Path) -> tuple[dict[str, Tensor], Record]:
     return tensors, store.check_progress(path, progress)
 
 
-def truncate_history(directory: Path, epochs: int) -> None:
-    """Cut the history to the epochs of the checkpoint, and remove an incomplete line."""
-    path = directory / HISTORY
-    if path.is_file():
-        records = (r for r in store.read_history(directory) if r["epoch"] < epochs)
-        content = b"".join(map(_to_line, records))
-        if content != path.read_bytes():
-            files.write_atomically(path, content)
-
-
 def _to_line(record: Record) -> bytes:
     return (json.dumps(files.with_checksum(record), allow_nan=False) + "\n").encode()
-
-
-@torch.no_grad()
-def sparsity(net: nn.Module) -> dict[str, float]:
-    """The fraction of weights or units that the rule of the method removes, by module name."""
-    rules = relevance(net) if has_noise(net) else {}
-    return {name: 1 - float(r.kept.double().mean()) for name, r in rules.items()}
 
 
 def select_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -225,16 +209,15 @@ def select_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(start): t for k, t in tensors.items() if k.startswith(start)}
 
 
-def add_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with `prefix.` before their names."""
-    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+def join_parts(parts: Mapping[Any, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of all parts, with `<part>.` before their names."""
+    return {f"{part}.{k}": t for part, tensors in parts.items() for k, t in tensors.items()}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The tensors in the state of an optimizer."""
-    state = optimizer.state_dict()["state"]
-    entries = ((f"{i}.{name}", t) for i, parts in state.items() for name, t in parts.items())
-    return {name: entry for name, entry in entries if isinstance(entry, Tensor)}
+    entries = join_parts(optimizer.state_dict()["state"])
+    return {name: entry for name, entry in entries.items() if isinstance(entry, Tensor)}
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
