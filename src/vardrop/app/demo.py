@@ -256,8 +256,8 @@ def train_rows(seed: int, data: Images, validation: Images) -> Iterator[tuple[st
 
     plain = fit(data, seed)
     yield row(PLAIN, make_predict(plain))
-    temperature = vd.calibrate(plain, validation, seed=0, progress=False)
-    yield row(TEMPERATURE, make_predict(plain, temperature))
+    calibrated = vd.calibrate(plain, validation, seed=0, progress=False)
+    yield row(TEMPERATURE, make_predict(plain, calibrated))
     members = [plain, *(fit(data, 1000 * k + seed) for k in range(1, _MEMBERS))]
     yield row(ENSEMBLE, vd.Ensemble(members), _MEMBERS * size)
     start = time.process_time()

@@ -41,8 +41,7 @@ from vardrop.app.store import reading
 from vardrop.compression import Shrunk
 from vardrop.conversion import revert
 from vardrop.noisy import has_noise
-from vardrop.prediction import Prediction
-from vardrop.prediction.prediction import mixture_quantile
+from vardrop.prediction.prediction import Prediction, mixture_quantile
 from vardrop.recipes import BaseRecipe
 
 _TYPES = r"object|bool|u?int\d+|float\d+|<U\d{1,6}"  # of classes

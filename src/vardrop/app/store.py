@@ -171,13 +171,12 @@ def check_progress(path: Path, progress: Record) -> Record:
     """Return the values of a checkpoint, or raise an error if no recorder can have written them."""
     with reading_checkpoint(path):
         check_choice("phase", progress["phase"], ("pretrain", "fit"))
-        for name in ("epoch", "position", "waited"):
+        for name in ("epoch", "position", "waited", "first_epoch"):
             check_integer(name, progress[name], 0)
-        for number in (progress["best"], progress.get("best_beta")):
+        for number in (progress["best"], progress["best_beta"]):
             if number is not None:
                 check_number("best", number)
-        check_integer("batch_size", progress.get("batch_size", 1))
-        check_integer("first_epoch", progress.get("first_epoch", 0), 0)
+        check_integer("batch_size", progress["batch_size"])
     return progress
 
 
@@ -224,8 +223,8 @@ def read_history(directory: Path) -> list[Record]:
         if type(epoch) is not int or epoch < 0 or epoch != expected:
             raise _history_error(path, f"the epoch {epoch!r} in line {number}")
         records.append(record)
-    progress = read_progress(directory) or {}
-    done = progress["first_epoch"] + progress["epoch"] if "first_epoch" in progress else 0
+    progress = read_progress(directory)
+    done = 0 if progress is None else progress["first_epoch"] + progress["epoch"]
     if (last := records[-1]["epoch"] + 1 if records else 0) < done:
         raise _history_error(path, f"{last} epochs, but the checkpoint has {done}")
     return records

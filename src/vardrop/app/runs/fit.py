@@ -17,10 +17,9 @@ from torch import nn
 from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.rng import preserve_rng
-from vardrop.app.data import About, Roles, describe
 from vardrop.app.data.preprocessing import Task, label
-from vardrop.app.data.splits import with_class_weight
-from vardrop.app.data.tables import is_table
+from vardrop.app.data.splits import About, Roles, with_class_weight
+from vardrop.app.data.tables import describe, is_table
 from vardrop.app.runs.config import Config, Data, free_directory, new_directory, working
 from vardrop.app.runs.distributed import join_processes
 from vardrop.app.runs.evaluate import measure
@@ -259,13 +258,12 @@ def resume(
 def _apply_changes(config: Config, path: Path, changes: dict[str, Any]) -> Config:
     """The configuration with other settings, or an error if a started run cannot have them."""
     settings, old = Settings.from_json({**vars(config.settings), **changes}), config.settings
+    numbers = [n for n in ("epochs", "batch_size", "lr", "folds") if getattr(settings, n) is None]
     reasons = {
         "seed": f"it split the data of {path}, and test rows would be used for training",
         "class_weight": f"the KL weight of {path} was chosen with it",
+        **dict.fromkeys(numbers, "a started run has a number"),
     }
-    for name in ("epochs", "batch_size", "lr", "folds"):
-        if getattr(settings, name) is None:
-            reasons[name] = "a started run has a number"
     if settings.pretrain != old.pretrain and read_phase(path) == "fit":
         reasons["pretrain"] = f"{path} is past its pretraining"
     for name, reason in reasons.items():

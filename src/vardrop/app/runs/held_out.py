@@ -13,9 +13,8 @@ from torch import Tensor
 
 from vardrop._core.checks import check_number, check_type
 from vardrop._core.files import read_tensors, write_tensors
-from vardrop.app.data import Part
 from vardrop.app.data.preprocessing import Task
-from vardrop.app.data.splits import fold_numbers
+from vardrop.app.data.splits import Part, fold_numbers
 from vardrop.app.runs.recorder import join_parts, select_prefix
 from vardrop.app.score_texts import judge_difference
 from vardrop.app.store import Record, reading

@@ -177,7 +177,8 @@ def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
     if not config.own_net:
         about = config.about
         with preserve_rng(seed=config.settings.seed):
-            return build_net(config.net, about.shape, config.outputs, about.embeddings)
+            outputs = about.outputs * (2 if config.settings.heteroscedastic else 1)
+            return build_net(config.net, about.shape, outputs, about.embeddings)
     if net is None:
         raise VardropError(f"The run has a custom model ({config.net}). Pass a fresh one as `net`.")
     return net

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.checks import check_number, check_type
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import NotFiniteError, VardropError
 from vardrop._core.files import read_tensors, with_checksum, write_json
 from vardrop.app.data import About, Dataset
 from vardrop.app.data.inputs import frame_of
@@ -31,7 +31,6 @@ from vardrop.objective import ELBO
 from vardrop.prediction import Conformal, Interval, Prediction, predict, predict_batches
 from vardrop.prediction.prediction import concatenate
 from vardrop.prediction.predictor import Draw
-from vardrop.tuning import NotFiniteError
 from vardrop.tuning.minimize import find_nonfinite
 
 if TYPE_CHECKING:

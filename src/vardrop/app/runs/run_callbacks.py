@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from vardrop._core.errors import import_optional, printable
 from vardrop._core.files import to_json_safe
 from vardrop.app.store import Record
-from vardrop.tuning import Callback, Position
-
-if TYPE_CHECKING:
-    from vardrop.objective import ELBO
-    from vardrop.tuning import Loop
-    from vardrop.tuning.stacked import StackedTraining
+from vardrop.objective import ELBO
+from vardrop.tuning import Callback, Loop, Position
+from vardrop.tuning.stacked import StackedTraining
 
 
 class RunCallback(Callback):

@@ -12,8 +12,7 @@ import torch
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type, suggest
 from vardrop._core.errors import VardropError
 from vardrop.app.runs.distributed import resolve_device
-from vardrop.objective import linear_warmup
-from vardrop.objective.schedules import Schedule
+from vardrop.objective.schedules import Schedule, linear_warmup
 from vardrop.tuning.train import Precision
 
 Rate = Literal["constant", "linear", "late", "cosine"]
@@ -119,9 +118,9 @@ class Settings:
             raise VardropError(text)
         for epoch in epochs or ():
             check_number("warmup", epoch, at_least=0)
-        if weights is not None and weights != "balanced" and not isinstance(weights, dict):
-            text = "Expected `class_weight` to be 'balanced', or weights by class such as"
-            raise VardropError(f"{text} {{'yes': 10, 'no': 1}}, but got {weights!r}.")
+        if weights != "balanced":
+            wanted = "'balanced', or weights by class such as {'yes': 10, 'no': 1}"
+            check_type("class_weight", weights, dict | None, wanted)
         for name, weight in weights.items() if isinstance(weights, dict) else ():
             check_type("class_weight", name, str, "weights by the names of classes")
             check_number(f"class_weight[{name!r}]", weight, at_least=0)

@@ -93,7 +93,19 @@ def train_stacked(
         return None
     elbos = [_make_elbo(training, copy.deepcopy(net)) for training in trainings]
     if not all((t.directory / BEST).is_file() for t in trainings):
-        stacked = _stack(trainings, elbos)
+        assert settings.epochs and settings.batch_size  # noqa: PT018
+        parts = [training.train.to(world.device) for training in trainings]
+        plain = not has_noise(elbos[0].net)
+        stacked = StackedTraining(
+            elbos,
+            [(*part, part.weight) for part in parts],
+            partial(_make_groups, settings),
+            settings.epochs,
+            settings.batch_size,
+            [settings.schedule(0.0 if plain else float(t.beta)) for t in trainings],
+            settings.factor(settings.epochs),
+            settings.seed,
+        )
         try:
             stacked.check_vmap()
         except RuntimeError as failure:
@@ -109,9 +121,9 @@ def train_stacked(
         for training, state in zip(trainings, keep.states, strict=True):
             training.directory.mkdir(parents=True, exist_ok=True)
             write_tensors(training.directory / BEST, state)
-    for elbo, path in zip(elbos, (t.directory / BEST for t in trainings), strict=True):
-        load_module(elbo, read_tensors(path)[0], path)
-        elbo.eval()
+    for elbo, training in zip(elbos, trainings, strict=True):
+        path = training.directory / BEST
+        load_module(elbo.eval(), read_tensors(path)[0], path)
     return elbos
 
 
@@ -146,23 +158,6 @@ def _make_elbo(training: Training, net: nn.Module, plain: bool = False) -> ELBO:
 
 def _make_groups(settings: Settings, elbo: nn.Module) -> list[dict[str, Any]]:
     return parameter_groups(elbo, settings.lr, settings.noise_lr, settings.weight_decay)
-
-
-def _stack(trainings: Sequence[Training], elbos: Sequence[ELBO]) -> StackedTraining:
-    settings = trainings[0].config.settings
-    assert settings.epochs and settings.batch_size  # noqa: PT018
-    parts = [training.train.to(training.world.device) for training in trainings]
-    plain = not has_noise(elbos[0].net)
-    return StackedTraining(
-        elbos,
-        [(*part, part.weight) for part in parts],
-        partial(_make_groups, settings),
-        settings.epochs,
-        settings.batch_size,
-        [settings.schedule(0.0 if plain else float(t.beta)) for t in trainings],
-        settings.factor(settings.epochs),
-        settings.seed,
-    )
 
 
 class _KeepBest(Callback):
