@@ -65,14 +65,8 @@ _KL_WEIGHTS, _SPARSE_KL_WEIGHTS = (0.01, 0.03), (0.03, 0.1)
 
 Scores = dict[str, float]
 Predict = Callable[[Tensor], vd.Prediction]
-
-
-class Row(NamedTuple):
-    """A way to predict, the size of its file, and the CPU seconds of all its trainings."""
-
-    predict: Predict
-    bytes: int
-    seconds: float
+# A name, a way to predict, the size of its file, and the CPU seconds of all its trainings.
+Row = tuple[str, Predict, int, float]
 
 
 class Candidate(NamedTuple):
@@ -241,7 +235,7 @@ def choose(candidates: Sequence[Candidate], validation: Images) -> Candidate:
     return [candidate for candidate, fits in zip(candidates, near, strict=True) if fits][-1]
 
 
-def train_rows(seed: int, data: Images, validation: Images) -> Iterator[tuple[str, Row]]:
+def train_rows(seed: int, data: Images, validation: Images) -> Iterator[Row]:
     """Train all models and choose their settings, one after the other.
 
     Args:
@@ -251,8 +245,8 @@ def train_rows(seed: int, data: Images, validation: Images) -> Iterator[tuple[st
     """
     size, start = 4 * sum(p.numel() for p in make_net().parameters()), time.process_time()
 
-    def row(name: str, predict: Predict, count: int = size) -> tuple[str, Row]:
-        return name, Row(predict, count, time.process_time() - start)
+    def row(name: str, predict: Predict, count: int = size) -> Row:
+        return name, predict, count, time.process_time() - start
 
     plain = fit(data, seed)
     yield row(PLAIN, make_predict(plain))
@@ -297,17 +291,17 @@ def score_rows(seed: int) -> Iterator[tuple[str, Scores]]:
             "ECE": float(vd.metrics.ece(probs, test.y)),
         }
 
-    for name, row in train_rows(seed, train, validation):
-        clean, scores = row.predict(test.x), {}
-        logs = [row.predict(x).log_probs.split(len(test.y)) for x in corrupted]
+    for name, predict, size, seconds in train_rows(seed, train, validation):
+        clean, scores = predict(test.x), {}
+        logs = [predict(x).log_probs.split(len(test.y)) for x in corrupted]
         by_strength = [[quality(log) for log in kinds] for kinds in logs]
         for key, score in quality(clean.log_probs).items():
             scores[f"clean {key}"] = score
             scores[f"corr. {key}"] = fmean(q[key] for kinds in by_strength for q in kinds)
         for strength, kinds in zip(STRENGTHS, by_strength, strict=True):
             scores[f"NLL at strength {strength}"] = fmean(q["NLL"] for q in kinds)
-        scores["AUROC"] = float(vd.metrics.auroc(clean.entropy, row.predict(photos).entropy))
-        yield name, scores | {"file kB": row.bytes / 1000, "train s": row.seconds}
+        scores["AUROC"] = float(vd.metrics.auroc(clean.entropy, predict(photos).entropy))
+        yield name, scores | {"file kB": size / 1000, "train s": seconds}
 
 
 def estimate(rows: Sequence[Scores], column: str) -> tuple[float, float]:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 Method = BaseRecipe | str | None
 _PARTS = ("validation", "test")
 _OF_DATA = (*(f.name for f in dataclasses.fields(Roles)), "directory", *_PARTS)
-_UNBOUNDED = (-math.inf, math.inf)
 
 
 def compare_methods(
@@ -164,7 +163,7 @@ def _compare_seeds(runs: Mapping[str, Sequence[StoredRun]]) -> Comparison:
     sizes: dict[str, dict[str, float]] = {}
     for label, series in by_seed.items():
         scores[label] = {
-            name: repetition_estimate(one, ratio, BOUNDS.get(name, _UNBOUNDED))
+            name: repetition_estimate(one, ratio, BOUNDS.get(name, (-math.inf, math.inf)))
             for name, one in series.items()
         }
         gaps = {

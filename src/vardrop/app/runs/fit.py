@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,7 +27,7 @@ from vardrop.app.runs.evaluate import measure
 from vardrop.app.runs.held_out import Choice
 from vardrop.app.runs.models import fresh_net, method_named
 from vardrop.app.runs.run import Run
-from vardrop.app.runs.run_callbacks import ProgressBar, RunCallback, on_terminal
+from vardrop.app.runs.run_callbacks import ProgressBar, RunCallback
 from vardrop.app.runs.settings import FEW, Settings
 from vardrop.app.runs.training import read_phase
 from vardrop.app.runs.trials import FitJob, estimate_seconds, run_fit_job
@@ -276,7 +277,7 @@ def _apply_changes(config: Config, path: Path, changes: dict[str, Any]) -> Confi
 
 def _finish(job: FitJob, callback: RunCallback | None, progress: bool | None) -> Run:
     """Train and measure; without a callback, show a progress bar if requested or on a terminal."""
-    visible = (on_terminal() if progress is None else progress) and job.world.first
+    visible = (sys.stderr.isatty() if progress is None else progress) and job.world.first
     callback = callback or (ProgressBar() if visible else RunCallback())
     weights = job.config.settings.class_weight
     data = job.data if weights is None else with_class_weight(job.data, weights)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vardrop._core.checks import check_number, check_type
-from vardrop._core.files import read_tensors, write_tensors
+from vardrop._core.files import read_tensors
 from vardrop.app.data.preprocessing import Task
 from vardrop.app.data.splits import Part, fold_numbers
 from vardrop.app.runs.recorder import join_parts, select_prefix
@@ -119,10 +119,6 @@ class Choice:
         """The entry in results.json."""
         chosen = {"beta": self.beta, "weights": self.weights, "scale": math.exp(self.log_scale)}
         return {**chosen, **self.held_out, "advice": self.advice}
-
-    def write(self, directory: Path) -> None:
-        """Write the choice into the directory of a run."""
-        write_tensors(directory / CHOICE, *self.state())
 
     def state(self) -> tuple[dict[str, Tensor], Record]:
         """The tensors and the other fields, for `from_state`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from datetime import timedelta
 
 from torch import Tensor
@@ -105,8 +104,7 @@ class ProgressBar(RunCallback):
 
     def record(self, record: Record, elbo: ELBO) -> None:
         scores = record["validation"] or {"loss": record["loss"]}
-        text = "  ".join(f"{name} {score:.4g}" for name, score in scores.items())
-        self._bar.update(self._task, scores=text)
+        self._bar.update(self._task, scores="  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
 
     def stop(self) -> None:
         self._bar.stop()
@@ -114,8 +112,3 @@ class ProgressBar(RunCallback):
 
 class TextBar(TextLines, ProgressBar):
     """Prints the description of the data and notes, and shows a progress bar."""
-
-
-def on_terminal() -> bool:
-    """Whether standard error is a terminal, so that a progress bar is visible."""
-    return sys.stderr.isatty()

@@ -42,7 +42,6 @@ from vardrop.noisy import has_noise, kl
 from vardrop.objective import ELBO
 from vardrop.prediction import fit_log_scale
 
-_INITIAL = "net.safetensors"
 _SAMPLES = 64  # draws of a prediction that decides
 _VALIDATION_SAMPLES = 8
 
@@ -116,7 +115,7 @@ def run_fit_job(job: FitJob) -> ELBO:
     """Choose on held-out rows, train, and store both in the directory of the run."""
     config, path, world = job.config, job.path, job.world
     choice = Choice.read(path) if job.resuming else None
-    initial = path / TRIALS / _INITIAL  # of a custom network
+    initial = path / TRIALS / "net.safetensors"  # of a custom network
     if config.own_net and job.resuming and initial.is_file():
         load_module(job.net, read_tensors(initial)[0], initial)
     elif config.own_net and world.first and not job.resuming:
@@ -125,7 +124,7 @@ def run_fit_job(job: FitJob) -> ELBO:
     if choice is None:
         choice = choose(job)
         if world.first:
-            choice.write(path)
+            write_tensors(path / held_out.CHOICE, *choice.state())
     beta = choice.beta if config.settings.beta is None else config.settings.beta
     held = job.data.validation
     validate = None if job.folded else partial(validation_scores, part=held, config=config)
@@ -137,7 +136,7 @@ def run_fit_job(job: FitJob) -> ELBO:
         log_scale, net = job.score([(elbo, held)])
         choice = dataclasses.replace(choice, beta=beta).judge({"net": net}, log_scale)
         if world.first:
-            choice.write(path)
+            write_tensors(path / held_out.CHOICE, *choice.state())
     if world.first:
         shutil.rmtree(path / TRIALS, ignore_errors=True)
     return elbo
