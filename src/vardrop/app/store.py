@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -106,10 +105,7 @@ def read_run(path: Path) -> StoredRun:
     if empty := [name for name, tensor in tensors.items() if tensor.numel() == 0]:
         raise VardropError(f"{arrays} is corrupted ({empty[0]!r} is empty).")
     names = ("config.json", "results.json", "preprocessing.json")
-    contents = [read_sealed(path / name) if (path / name).is_file() else {} for name in names]
-    for name, content in zip(names, contents, strict=True):
-        _check_outline(content, path / name)
-    config, results, preprocessing = contents
+    config, results, preprocessing = (_read_outline(path / name) for name in names)
     return StoredRun(path, config, read_history(path), results, tensors, preprocessing)
 
 
@@ -125,8 +121,9 @@ _LAYER = {"name": str, "weights": int}
 _NUMBERS = {"settings": ("epochs", "pretrain"), "compression": ("weights_after", "packed_bytes")}
 
 
-def _check_outline(content: Record, path: Path) -> None:
-    """Raise an error unless the entries of a file have the types that its readers rely on."""
+def _read_outline(path: Path) -> Record:
+    """The content of a file, whose entries must have the types that its readers rely on."""
+    content = read_sealed(path) if path.is_file() else {}
     entries = [(name, entry, _TYPES.get(name, object)) for name, entry in content.items()]
     for name, keys in _NUMBERS.items():
         inner = content.get(name)
@@ -139,6 +136,7 @@ def _check_outline(content: Record, path: Path) -> None:
     for name, entry, kind in entries:
         if entry is not None:
             check_type(f"`{name}` in {path}", entry, kind, "as vardrop writes it", "It is damaged.")
+    return content
 
 
 def name_runs(runs: Sequence[StoredRun]) -> dict[str, StoredRun]:
@@ -169,7 +167,7 @@ def read_progress(directory: Path) -> Record | None:
 
 def check_progress(path: Path, progress: Record) -> Record:
     """Return the values of a checkpoint, or raise an error if no recorder can have written them."""
-    with reading_checkpoint(path):
+    with reading(path, "a checkpoint of this run"):
         check_choice("phase", progress["phase"], ("pretrain", "fit"))
         for name in ("epoch", "position", "waited", "first_epoch"):
             check_integer(name, progress[name], 0)
@@ -189,9 +187,6 @@ def reading(source: str | Path, what: str) -> Iterator[None]:
         reason = f"{type(error).__name__}: {error}. It is damaged."
         reason = " ".join((str(error) if isinstance(error, VardropError) else reason).split())
         raise VardropError(f"Expected {source} to hold {what}, but got: {reason[:400]}") from error
-
-
-reading_checkpoint = partial(reading, what="a checkpoint of this run")
 
 
 def read_history(directory: Path) -> list[Record]:

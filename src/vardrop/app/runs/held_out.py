@@ -33,8 +33,8 @@ class HeldOutScores(NamedTuple):
 
     scores: Scores
     rows: Tensor
-    deviations: Tensor
-    shares: Tensor
+    deviations: Tensor = torch.zeros(0)
+    shares: Tensor = torch.zeros(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,5 +225,4 @@ def baseline_scores(pairs: Pairs, classes: int, unit: float) -> HeldOutScores:
     share = share / share.mean()
     nll, error = torch.cat(rows) * share, float((torch.cat(errors) * share).mean())
     scores = {"accuracy": 1 - error} if classes else {"rmse": unit * math.sqrt(error)}
-    none = torch.zeros(0)
-    return HeldOutScores({"nll": float(nll.mean()), **scores}, nll, none, none)
+    return HeldOutScores({"nll": float(nll.mean()), **scores}, nll)

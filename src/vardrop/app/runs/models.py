@@ -131,7 +131,7 @@ class Embedded(nn.Module):
 
     def __init__(self, counts: Mapping[int, int], features: int) -> None:
         super().__init__()
-        self.places = tuple(counts)
+        self.places, self.counts = tuple(counts), tuple(counts.values())
         self.others = tuple(i for i in range(features) if i not in counts)
         sizes = [min(_WIDEST, round(1.6 * count**0.56)) for count in counts.values()]
         self.tables = nn.ModuleList(map(nn.Embedding, counts.values(), sizes))
@@ -139,11 +139,9 @@ class Embedded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Replace category numbers by embeddings. Numbers out of range count as the nearest one."""
-        columns = [x[:, list(self.others)]]
-        for place, table in zip(self.places, self.tables, strict=True):
-            assert isinstance(table, nn.Embedding)
-            columns.append(table(x[:, place].long().clamp(0, table.num_embeddings - 1)))
-        return torch.cat(columns, 1)
+        parts = zip(self.places, self.counts, self.tables, strict=True)
+        columns = [table(x[:, i].long().clamp(0, count - 1)) for i, count, table in parts]
+        return torch.cat([x[:, list(self.others)], *columns], 1)
 
 
 def build_net(

@@ -174,7 +174,7 @@ class Recorder(Callback):
         path = self.directory / store.CHECKPOINT
         tensors, progress = read_checkpoint(self.directory)
         load_module(loop.elbo, select_prefix("elbo", tensors), path)
-        with store.reading_checkpoint(path):
+        with store.reading(path, "a checkpoint of this run"):
             load_optimizer(loop.optimizer, select_prefix("optimizer", tensors))
             loop.load_state(select_prefix("loop", tensors), progress)
             self.best_beta, self.waited = progress["best_beta"], progress["waited"]

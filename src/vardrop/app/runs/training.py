@@ -61,9 +61,8 @@ class Training:
 
 def read_phase(directory: Path) -> str | None:
     """The phase of the checkpoint, or None if there is no checkpoint."""
-    if not (directory / CHECKPOINT).is_file():
-        return None
-    return str(read_checkpoint(directory)[1]["phase"])
+    started = (directory / CHECKPOINT).is_file()
+    return str(read_checkpoint(directory)[1]["phase"]) if started else None
 
 
 def train_net(training: Training, net: nn.Module, callback: RunCallback, resuming: bool) -> ELBO:
