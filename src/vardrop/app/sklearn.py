@@ -120,7 +120,7 @@ class _Estimator(BaseEstimator):
             return copy.deepcopy(self.module)
         return "-".join(["dense", *map(str, self.module)])
 
-    def _frame(self, X: Table, reset: bool = False) -> pandas.DataFrame:
+    def _frame(self, X: Any, reset: bool = False) -> pandas.DataFrame:
         """Inputs as a table. A DataFrame may have columns of texts, and be of another library."""
         if hasattr(X, "columns"):
             kinds = [getattr(kind, "kind", "O") for kind in getattr(X, "dtypes", ())]
@@ -275,7 +275,7 @@ class VardropRegressor(RegressorMixin, _Estimator):
         warm_start: bool = False,
         verbose: bool = False,
     ) -> None:
-        vars(self).update({k: v for k, v in locals().items() if k != "self"})
+        self.__dict__.update({k: v for k, v in locals().items() if k != "self"})
 
     def predict(self, X: Table, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
         """The predictive mean of examples.
@@ -374,7 +374,7 @@ class VardropClassifier(ClassifierMixin, _Estimator):
         warm_start: bool = False,
         verbose: bool = False,
     ) -> None:
-        vars(self).update({k: v for k, v in locals().items() if k != "self"})
+        self.__dict__.update({k: v for k, v in locals().items() if k != "self"})
 
     def _prepare(self, y: NDArray[Any], weight: Floats | None) -> Targets:
         check_classification_targets(y)
@@ -437,8 +437,7 @@ class VardropClassifier(ClassifierMixin, _Estimator):
         """
         generator, cumulated = _generator(random_state), self.predict_proba(X).cumsum(1)
         u = generator.random_sample((len(cumulated), n_samples))
-        which = (u[:, :, None] > cumulated[:, None, :-1]).sum(2)
-        return self.classes_[which]
+        return self.classes_[(u[:, :, None] > cumulated[:, None, :-1]).sum(2)]
 
 
 def _generator(random_state: Seed) -> np.random.RandomState:

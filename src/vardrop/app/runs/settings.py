@@ -23,7 +23,7 @@ _LEAST = {
     **dict.fromkeys(("epochs", "batch_size", "folds", "samples", "patience"), 1),
     **dict.fromkeys(("pretrain", "seed"), 0),
 }
-_LIMITS: dict[str, dict[str, float]] = {
+_LIMITS: dict[str, dict[str, Any]] = {
     **{name: {"at_least": 0} for name in ("weight_decay", "checkpoint_seconds", "beta")},
     **{name: {"above": 0} for name in ("lr", "noise_lr", "clip")},
     "seed": {"below": 2**62},  # generators take 63 bits
