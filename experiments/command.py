@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -54,7 +55,6 @@ from experiments.runner import (
 )
 from experiments.trainings import ProgressCallback
 from experiments.verdicts import load_items
-from vardrop.app.runs.run_callbacks import on_terminal
 
 # What descriptions may name; another experiment is a function here and a TOML file.
 FUNCTIONS: dict[str, Function] = {
@@ -192,7 +192,7 @@ def _print_figures(experiment: Experiment, found: Mapping[str, Any], bounds: boo
 @contextmanager
 def _progress(name: str, minutes: float | None = None) -> Iterator[ProgressCallback | None]:
     """A bar with the time left on a terminal; elsewhere lines, where minutes are expected."""
-    if not on_terminal():
+    if not sys.stderr.isatty():
         yield None if minutes is None else _Lines(name, minutes)
         return
     with progress.Progress(

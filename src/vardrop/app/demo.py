@@ -65,14 +65,8 @@ _KL_WEIGHTS, _SPARSE_KL_WEIGHTS = (0.01, 0.03), (0.03, 0.1)
 
 Scores = dict[str, float]
 Predict = Callable[[Tensor], vd.Prediction]
-
-
-class Row(NamedTuple):
-    """A way to predict, the size of its file, and the CPU seconds of all its trainings."""
-
-    predict: Predict
-    bytes: int
-    seconds: float
+# A name, a way to predict, the size of its file, and the CPU seconds of all its trainings.
+Row = tuple[str, Predict, int, float]
 
 
 class Candidate(NamedTuple):
@@ -96,12 +90,12 @@ def main(out: str | Path | None = None, seeds: Sequence[int] = SEEDS) -> dict[st
     directory = free_directory("demo") if out is None else Path(out)
     prepare(directory, force=False)
     print("Seven models on digits of unseen writers, clean and corrupted. About a minute.")
-    scores: dict[str, list[Scores]] = {}
-    total = len(ROWS) * len(seeds)
-    with torch.random.fork_rng(devices=[]), ProgressLine("demo", total, progress=True) as line:
+    scores: dict[str, list[Scores]] = {name: [] for name in ROWS}
+    line = ProgressLine("demo", len(ROWS) * len(seeds), progress=True)
+    with torch.random.fork_rng(devices=[]), line:
         for seed in seeds:
             for name, row in score_rows(seed):
-                scores.setdefault(name, []).append(row)
+                scores[name].append(row)
                 line.advance(text=f"{name}, seed {seed}")
     console, sentences = Console(), [compare(scores, *pair) for pair in _PAIRS]
     table = Table("", title=_TITLE, box=None, padding=(0, 1, 0, 0))
@@ -160,22 +154,17 @@ def corrupt(kind: str, x: Tensor, strength: int) -> Tensor:
         offset = torch.arange(8) - corner
         inside = (offset >= 0) & (offset < strength)
         return x.masked_fill((inside[:, 0, :, None] & inside[:, 1, None]).flatten(1), 0.0)
-    return _move(x, kind, strength, 2 * math.pi * torch.rand(len(x), generator=generator))
-
-
-def _move(x: Tensor, kind: str, strength: int, direction: Tensor) -> Tensor:
-    """Digits shifted by up to 1.5 pixels, or rotated by up to 50 degrees to either side."""
+    direction = 2 * math.pi * torch.rand(len(x), generator=generator)
     matrix = torch.eye(2, 3).repeat(len(x), 1, 1)
-    if kind == "shift":
+    if kind == "shift":  # by up to 1.5 pixels
         step = torch.stack([direction.cos(), direction.sin()], 1)
         matrix[:, :, 2] = 0.3 * strength * 2 / 7 * step
-    else:
+    else:  # rotation by up to 50 degrees to either side
         angle = math.radians(10 * strength) * (direction - math.pi).sign()
         rows = [angle.cos(), -angle.sin(), angle.sin(), angle.cos()]
         matrix[:, :, :2] = torch.stack(rows, 1).view(-1, 2, 2)
-    images = x.view(-1, 1, 8, 8)
-    grid = F.affine_grid(matrix, list(images.shape), align_corners=True)
-    return F.grid_sample(images, grid, align_corners=True).flatten(1)
+    grid = F.affine_grid(matrix, [len(x), 1, 8, 8], align_corners=True)
+    return F.grid_sample(x.view(-1, 1, 8, 8), grid, align_corners=True).flatten(1)
 
 
 def make_net() -> nn.Sequential:
@@ -198,8 +187,7 @@ def fit(
     torch.manual_seed(seed)
     net = make_net() if recipe is None else vd.convert(make_net(), recipe)
     elbo = vd.ELBO(net, vd.Categorical(), len(data.y), beta=0.0, kl_value_every=10)
-    groups = vd.parameter_groups(elbo, _RATE, weight_decay=decay)
-    optimizer = torch.optim.Adam(groups, fused=True)
+    optimizer = torch.optim.Adam(vd.parameter_groups(elbo, _RATE, weight_decay=decay), fused=True)
     warmup = vd.linear_warmup(0, _EPOCHS / 2, beta)
     for _ in train(elbo, optimizer, *data, _EPOCHS, _BATCH, beta=warmup, seed=seed, progress=False):
         pass
@@ -243,12 +231,11 @@ def choose(candidates: Sequence[Candidate], validation: Images) -> Candidate:
     logs = [make_predict(candidate.net)(validation.x).log_probs for candidate in candidates]
     losses = [F.nll_loss(log, validation.y, reduction="none") for log in logs]
     gaps = [loss - min(losses, key=torch.mean) for loss in losses]
-    errors = [gap.std() / len(gap) ** 0.5 for gap in gaps]
-    triples = zip(candidates, gaps, errors, strict=True)
-    return [candidate for candidate, gap, error in triples if gap.mean() <= error][-1]
+    near = [bool(gap.mean() <= gap.std() / len(gap) ** 0.5) for gap in gaps]
+    return [candidate for candidate, fits in zip(candidates, near, strict=True) if fits][-1]
 
 
-def train_rows(seed: int, data: Images, validation: Images) -> Iterator[tuple[str, Row]]:
+def train_rows(seed: int, data: Images, validation: Images) -> Iterator[Row]:
     """Train all models and choose their settings, one after the other.
 
     Args:
@@ -258,15 +245,15 @@ def train_rows(seed: int, data: Images, validation: Images) -> Iterator[tuple[st
     """
     size, start = 4 * sum(p.numel() for p in make_net().parameters()), time.process_time()
 
-    def row(name: str, predict: Predict, count: int = size) -> tuple[str, Row]:
-        return name, Row(predict, count, time.process_time() - start)
+    def row(name: str, predict: Predict, count: int = size) -> Row:
+        return name, predict, count, time.process_time() - start
 
     plain = fit(data, seed)
     yield row(PLAIN, make_predict(plain))
-    temperature = vd.calibrate(plain, validation, seed=0, progress=False)
-    yield row(TEMPERATURE, make_predict(plain, temperature))
-    others = [fit(data, 1000 * k + seed) for k in range(1, _MEMBERS)]
-    yield row(ENSEMBLE, vd.Ensemble([plain, *others]), _MEMBERS * size)
+    calibrated = vd.calibrate(plain, validation, seed=0, progress=False)
+    yield row(TEMPERATURE, make_predict(plain, calibrated))
+    members = [plain, *(fit(data, 1000 * k + seed) for k in range(1, _MEMBERS))]
+    yield row(ENSEMBLE, vd.Ensemble(members), _MEMBERS * size)
     start = time.process_time()
     net, decay, _ = choose([Candidate(fit(data, seed, d), d, size) for d in _DECAYS], validation)
     yield row(DECAY, make_predict(net))
@@ -304,17 +291,17 @@ def score_rows(seed: int) -> Iterator[tuple[str, Scores]]:
             "ECE": float(vd.metrics.ece(probs, test.y)),
         }
 
-    for name, row in train_rows(seed, train, validation):
-        clean, scores = row.predict(test.x), {}
-        logs = [row.predict(x).log_probs.split(len(test.y)) for x in corrupted]
+    for name, predict, size, seconds in train_rows(seed, train, validation):
+        clean, scores = predict(test.x), {}
+        logs = [predict(x).log_probs.split(len(test.y)) for x in corrupted]
         by_strength = [[quality(log) for log in kinds] for kinds in logs]
         for key, score in quality(clean.log_probs).items():
             scores[f"clean {key}"] = score
             scores[f"corr. {key}"] = fmean(q[key] for kinds in by_strength for q in kinds)
         for strength, kinds in zip(STRENGTHS, by_strength, strict=True):
             scores[f"NLL at strength {strength}"] = fmean(q["NLL"] for q in kinds)
-        scores["AUROC"] = float(vd.metrics.auroc(clean.entropy, row.predict(photos).entropy))
-        yield name, scores | {"file kB": row.bytes / 1000, "train s": row.seconds}
+        scores["AUROC"] = float(vd.metrics.auroc(clean.entropy, predict(photos).entropy))
+        yield name, scores | {"file kB": size / 1000, "train s": seconds}
 
 
 def estimate(rows: Sequence[Scores], column: str) -> tuple[float, float]:
@@ -345,10 +332,9 @@ def compare(scores: dict[str, list[Scores]], name: str, other: str) -> str:
     pairs = list(zip(scores[name], scores[other], strict=True))
 
     def gap(column: str, places: int) -> str:
-        mean = fmean(score[column] - other_score[column] for score, other_score in pairs)
-        return f"{round(mean, places) + 0.0:+.{places}f}"  # adding 0.0 turns -0.0 into 0.0
+        return f"{fmean(s[column] - o[column] for s, o in pairs):+z.{places}f}"
 
-    lower = sum(score["corr. NLL"] < other_score["corr. NLL"] for score, other_score in pairs)
+    lower = sum(s["corr. NLL"] < o["corr. NLL"] for s, o in pairs)
     ratio = fmean(s["file kB"] for _, s in pairs) / fmean(s["file kB"] for s, _ in pairs)
     size = f"{ratio:.1f} times smaller" if ratio >= 1 else f"{1 / ratio:.1f} times larger"
     return (
@@ -377,16 +363,14 @@ def render_page(scores: dict[str, list[Scores]], sentences: list[str]) -> str:
         [page.Cell(name), *(page.Cell(mean, error) for mean, error in row)]
         for name, row in cells(scores).items()
     ]
-    error_bars = "Means and standard errors over test sets; "
-    nll = (
-        "Corrupted digits",
-        f"{error_bars}lower is better.",
-        [make_card("NLL", "NLL", strengths)],
-    )
-    card = make_card("File size", "File size", sizes)
+    text = "Means and standard errors over test sets; {} is better."
+    cards = [[make_card("NLL", "NLL", strengths)], [make_card("File size", "File size", sizes)]]
     return page.render(
         title="digits of unseen writers",
         verdicts={"": [re.split("(?<=:) ", sentence, maxsplit=1) for sentence in sentences]},
         scores=page.Table(["", *COLUMNS], table, _LEGEND.format(len(scores[PLAIN]))),
-        pictures=[nll, ("File size", f"{error_bars}up and left is better. {_SAME}", [card])],
+        pictures=[
+            ("Corrupted digits", text.format("lower"), cards[0]),
+            ("File size", f"{text.format('up and left')} {_SAME}", cards[1]),
+        ],
     )

@@ -25,12 +25,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import (
-    _check_n_features,
-    _check_sample_weight,
-    check_is_fitted,
-    validate_data,
-)
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import nn
 
 from vardrop._core.checks import check_integer, check_number
@@ -46,15 +41,15 @@ from vardrop.app.store import reading
 from vardrop.compression import Shrunk
 from vardrop.conversion import revert
 from vardrop.noisy import has_noise
-from vardrop.prediction import Prediction
-from vardrop.prediction.prediction import mixture_quantile
-from vardrop.prediction.predictor import Draw
+from vardrop.prediction.prediction import Prediction, mixture_quantile
 from vardrop.recipes import BaseRecipe
 
 _TYPES = r"object|bool|u?int\d+|float\d+|<U\d{1,6}"  # of classes
 _BATCH, _FEWEST = 4096, 3  # examples predicted at once, and examples needed for a fit
+_OPTIONS = ("epochs", "batch_size", "lr", "beta", "folds", "device", "heteroscedastic")
 Table: TypeAlias = ArrayLike | pandas.DataFrame
 Floats = NDArray[np.float64]
+Targets = tuple[NDArray[Any], Floats | None]  # with the weights of the examples
 Seed = int | np.random.RandomState | None
 
 
@@ -73,14 +68,31 @@ class _Estimator(BaseEstimator):
         tags.input_tags.allow_nan = True
         tags.input_tags.string = True
         tags.input_tags.categorical = True
-        tags.non_deterministic = False
         return tags
 
-    def _fit(
-        self, frame: pandas.DataFrame, y: NDArray[Any], weight: Floats | None, **options: Any
-    ) -> None:
-        names = ("epochs", "batch_size", "lr", "beta", "folds", "device")
-        options |= {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+    def fit(self, X: Table, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Fit to examples and their values or classes.
+
+        Args:
+            X: examples as an array or a DataFrame.
+            y: one value or class for each.
+            sample_weight: one weight for each. Weight 2 counts as two examples.
+
+        Returns:
+            The estimator itself.
+        """
+        frame, dtype = self._frame(X, reset=True), float if self._task == "regression" else None
+        targets = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=dtype)
+        check_consistent_length(frame, targets)
+        weight = None
+        if sample_weight is not None:
+            checks = {"dtype": float, "ensure_non_negative": True}
+            weight = _check_sample_weight(sample_weight, frame.to_numpy(), **checks)
+            if not weight.any():
+                raise ValueError("Sample weights must contain at least one non-zero number.")
+        targets, weight = self._prepare(targets, weight)
+        params = self.get_params(deep=False).items()
+        options = {k: v for k, v in params if k in _OPTIONS and v is not None}
         options["seed"] = int(_generator(self.random_state).randint(2**31 - 1))
         options["callback"] = ProgressBar() if self.verbose else RunCallback()
         if weight is not None and not bool((weight == 1).all()):
@@ -88,11 +100,15 @@ class _Estimator(BaseEstimator):
             frame = frame.assign(**{options["weight"]: weight})
         options |= {"task": self._task, "test": False, "compare": False}
         with tempfile.TemporaryDirectory(prefix="vardrop-", ignore_cleanup_errors=True) as folder:
-            run = fit((frame, y), self._net(), self.recipe, out=folder, **options)
+            run = fit((frame, targets), self._net(), self.recipe, out=folder, **options)
             self._held_out = run.data.validation
         self.model_ = Model(run.config, run.elbo, run.choice)
         if run.choice is not None and "worse" in run.choice.verdicts().values():
-            warnings.warn(run.choice.advice, ConvergenceWarning, stacklevel=4)
+            warnings.warn(run.choice.advice, ConvergenceWarning, stacklevel=2)
+        return self
+
+    def _prepare(self, y: NDArray[Any], weight: Floats | None) -> Targets:
+        return y, weight
 
     def _net(self) -> nn.Module | str:
         if self.warm_start and hasattr(self, "model_"):
@@ -104,38 +120,19 @@ class _Estimator(BaseEstimator):
             return copy.deepcopy(self.module)
         return "-".join(["dense", *map(str, self.module)])
 
-    def _rows(
-        self, X: Table, y: ArrayLike | None, y_numeric: bool
-    ) -> tuple[pandas.DataFrame, NDArray[Any]]:
-        """Inputs and targets of a fit, checked in the way of scikit-learn."""
-        if _mixed(X):
-            frame = self._frame(X, reset=True)
-            kind = "numeric" if y_numeric else None
-            targets = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=kind)
-            check_consistent_length(frame, targets)
-            return frame, targets
-        if y is None:
-            name = type(self).__name__
-            raise ValueError(f"{name} requires y to be passed, but the target y is None.")
-        options = {"ensure_all_finite": "allow-nan", "ensure_min_samples": _FEWEST}
-        checked, targets = validate_data(self, X, y, y_numeric=y_numeric, **options)
-        return self._table(checked), targets
-
-    def _frame(self, X: Table, reset: bool = False) -> pandas.DataFrame:
-        """Inputs as a table. A DataFrame may have columns of texts."""
-        if not _mixed(X):
-            return self._table(validate_data(self, X, reset=reset, ensure_all_finite="allow-nan"))
-        validate_data(self, X, reset=reset, skip_check_array=True)
-        _check_n_features(self, X, reset=reset)
-        frame: pandas.DataFrame = X  # of pandas, or of another library
-        return pandas.DataFrame({name: list(frame[name]) for name in self.feature_names_in_})
-
-    def _table(self, checked: NDArray[Any]) -> pandas.DataFrame:
+    def _frame(self, X: Any, reset: bool = False) -> pandas.DataFrame:
+        """Inputs as a table. A DataFrame may have columns of texts, and be of another library."""
+        if hasattr(X, "columns"):
+            kinds = [getattr(kind, "kind", "O") for kind in getattr(X, "dtypes", ())]
+            if not all(kind in "biuf" for kind in kinds):
+                validate_data(self, X, reset=reset, skip_check_array=True)
+                return pandas.DataFrame({name: list(X[name]) for name in self.feature_names_in_})
+        options = {"ensure_all_finite": "allow-nan", "ensure_min_samples": _FEWEST if reset else 1}
+        checked = validate_data(self, X, reset=reset, **options)
         if bool(np.isinf(checked).any()):
             raise ValueError("Input X contains infinity or a value too large for its type.")
-        features = getattr(self, "feature_names_in_", None)
-        names = [f"x{i}" for i in range(checked.shape[1])] if features is None else list(features)
-        return pandas.DataFrame(checked, columns=names)
+        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(checked.shape[1])])
+        return pandas.DataFrame(checked, columns=list(names))
 
     def predict_dist(self, X: Table) -> Prediction:
         """The predictive distribution of examples, in the units of the target.
@@ -147,8 +144,7 @@ class _Estimator(BaseEstimator):
         model = self.model_
         x = model.inputs(self._frame(X)).double()
         elbo, seed = copy.deepcopy(model.elbo).double(), model.config.settings.seed
-        draw: Draw = "functions" if has_noise(elbo.net) else "estimator"
-        p = predict_tensor(elbo, x, self.samples, seed, draw, _BATCH)
+        p = predict_tensor(elbo, x, self.samples, seed, "functions", _BATCH)
         if model.choice is not None:
             p = p.rescale(math.exp(model.choice.log_scale))
         return model.in_units(p)
@@ -198,31 +194,27 @@ class _Estimator(BaseEstimator):
         if not isinstance(content, dict) or content.get("class") != cls.__name__:
             raise VardropError(f"Expected {path} to hold a {cls.__name__}, but it does not.")
         with reading(path, f"a {cls.__name__}"):
-            estimator = cls(module, **content["params"])
-            custom = copy.deepcopy(module)
-            estimator.model_ = Model.from_state(tensors, content["model"], Path(path), custom)
-            estimator._set_fitted(content["features"], content["classes"])
+            estimator, net = cls(module, **content["params"]), copy.deepcopy(module)
+            model = Model.from_state(tensors, content["model"], Path(path), net)
+            about, features = model.about, content["features"]
+            if about.preprocessing is None or about.task != cls._task:
+                raise VardropError(f"a model of {about.kind}s for {about.task}. It is damaged.")
+            names = [column.name for column in about.preprocessing.columns]
+            names += [name for name, _ in about.preprocessing.dropped]
+            estimator.model_, estimator.n_features_in_ = model, len(names)
+            if features is not None:
+                estimator.feature_names_in_ = np.array(list(features), object)
+            expected = [f"x{i}" for i in range(len(names))] if features is None else list(features)
+            fits = True
+            if about.classes:
+                labels, kind = content["classes"]
+                kind = kind if re.fullmatch(_TYPES, kind) else "no type"
+                estimator.classes_ = np.array(labels, kind)
+                fits = estimator.classes_.tolist() == labels and len(labels) == len(about.classes)
+            if sorted(expected) != sorted(names) or not fits:
+                raise VardropError("columns or classes of another model. It is damaged.")
+            check_integer("samples", estimator.samples)
         return estimator
-
-    def _set_fitted(self, features: list[str] | None, classes: tuple[list[Any], str]) -> None:
-        """Set the attributes of the fit from a file, if they fit the model."""
-        about = self.model_.about
-        if about.preprocessing is None or about.task != self._task:
-            raise VardropError(f"a model of {about.kind}s for {about.task}. It is damaged.")
-        names = [column.name for column in about.preprocessing.columns]
-        names += [name for name, _ in about.preprocessing.dropped]
-        self.n_features_in_ = len(names)
-        if features is not None:
-            self.feature_names_in_ = np.array(list(features), object)
-        expected = [f"x{i}" for i in range(len(names))] if features is None else list(features)
-        fits = True
-        if about.classes:
-            labels, kind = classes
-            self.classes_ = np.array(labels, kind if re.fullmatch(_TYPES, kind) else "no type")
-            fits = self.classes_.tolist() == labels and len(labels) == len(about.classes)
-        if sorted(expected) != sorted(names) or not fits:
-            raise VardropError("columns or classes of another model. It is damaged.")
-        check_integer("samples", self.samples)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state with the model as tensors and plain values, without the examples of the fit."""
@@ -283,23 +275,7 @@ class VardropRegressor(RegressorMixin, _Estimator):
         warm_start: bool = False,
         verbose: bool = False,
     ) -> None:
-        _assign(self, locals())
-
-    def fit(self, X: Table, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Fit to examples and their values.
-
-        Args:
-            X: examples as an array or a DataFrame.
-            y: one value for each.
-            sample_weight: one weight for each. Weight 2 counts as two examples.
-
-        Returns:
-            The estimator itself.
-        """
-        frame, y = self._rows(X, y, y_numeric=True)
-        weight = _weights(sample_weight, frame)
-        self._fit(frame, np.asarray(y, float), weight, heteroscedastic=self.heteroscedastic)
-        return self
+        self.__dict__.update({k: v for k, v in locals().items() if k != "self"})
 
     def predict(self, X: Table, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
         """The predictive mean of examples.
@@ -398,32 +374,19 @@ class VardropClassifier(ClassifierMixin, _Estimator):
         warm_start: bool = False,
         verbose: bool = False,
     ) -> None:
-        _assign(self, locals())
+        self.__dict__.update({k: v for k, v in locals().items() if k != "self"})
 
-    def fit(self, X: Table, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Fit to examples and their classes.
-
-        Args:
-            X: examples as an array or a DataFrame.
-            y: one class for each.
-            sample_weight: one weight for each. Weight 2 counts as two examples.
-
-        Returns:
-            The estimator itself.
-        """
-        frame, y = self._rows(X, y, y_numeric=False)
+    def _prepare(self, y: NDArray[Any], weight: Floats | None) -> Targets:
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"Expected at least 2 classes, but got the class {y[0]!r} alone.")
-        weight = _weights(sample_weight, frame)
-        if weight is not None and len(np.unique(numbers[np.asarray(weight) > 0])) < 2:
+        if weight is not None and len(np.unique(numbers[weight > 0])) < 2:
             raise ValueError("Expected at least 2 classes with a positive weight, but got fewer.")
         if self.class_weight is not None:
             class_weights = compute_sample_weight(self.class_weight, y)
             weight = class_weights if weight is None else weight * class_weights
-        self._fit(frame, numbers, weight)
-        return self
+        return numbers, weight
 
     def predict_proba(self, X: Table) -> Floats:
         """The probabilities of the classes, (N, classes), averaged over the draws.
@@ -474,33 +437,9 @@ class VardropClassifier(ClassifierMixin, _Estimator):
         """
         generator, cumulated = _generator(random_state), self.predict_proba(X).cumsum(1)
         u = generator.random_sample((len(cumulated), n_samples))
-        which = (u[:, :, None] > cumulated[:, None, :-1]).sum(2)
-        return self.classes_[which]
-
-
-def _assign(estimator: _Estimator, arguments: dict[str, Any]) -> None:
-    """Store the arguments of a constructor unchanged, as scikit-learn requires."""
-    estimator.__dict__.update({k: v for k, v in arguments.items() if k != "self"})
+        return self.classes_[(u[:, :, None] > cumulated[:, None, :-1]).sum(2)]
 
 
 def _generator(random_state: Seed) -> np.random.RandomState:
     """A random state of numpy. Without a seed it is a new one, and not numpy's global one."""
     return np.random.RandomState() if random_state is None else check_random_state(random_state)
-
-
-def _mixed(X: Table) -> bool:
-    """Whether X is a DataFrame of another library, or one with columns other than numbers."""
-    if not hasattr(X, "columns"):
-        return False
-    kinds = getattr(X, "dtypes", ())
-    return not all(getattr(kind, "kind", "O") in "biuf" for kind in kinds)
-
-
-def _weights(sample_weight: ArrayLike | None, frame: pandas.DataFrame) -> Floats | None:
-    if sample_weight is None:
-        return None
-    options = {"dtype": float, "ensure_non_negative": True}
-    weights: Floats = _check_sample_weight(sample_weight, frame.to_numpy(), **options)
-    if not weights.any():
-        raise ValueError("Sample weights must contain at least one non-zero number.")
-    return weights

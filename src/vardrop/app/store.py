@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -71,12 +70,11 @@ class StoredRun:
         """Weights, weights left after compression or pruning, bytes of the packed file, seconds."""
         counts = {str(row["name"]): int(row["weights"]) for row in self.results.get("layers") or []}
         compression, removed = self.results.get("compression") or {}, self.fractions()
-        left = compression.get("weights_after")
+        left, total = compression.get("weights_after"), sum(counts.values())
         if left is None and removed:
-            pruned = sum(removed.get(name, 0.0) * count for name, count in counts.items())
-            left = sum(counts.values()) - round(pruned)
+            left = total - round(sum(removed.get(k, 0.0) * n for k, n in counts.items()))
         seconds = round(self.seconds, 2) if self.history else None
-        sizes = (sum(counts.values()) or None, left, compression.get("packed_bytes"), seconds)
+        sizes = (total or None, left, compression.get("packed_bytes"), seconds)
         return {k: v for k, v in zip(SIZES, sizes, strict=True) if v is not None}
 
     def label(self, layer: str) -> str:
@@ -91,9 +89,8 @@ class StoredRun:
 
     def sets(self, prefix: str) -> dict[str, Tensor]:
         """The arrays called `<prefix>_<name>`, by name."""
-        start = f"{prefix}_"
-        names = sorted(name for name in self.arrays if name.startswith(start))
-        return {name.removeprefix(start): self.arrays[name] for name in names}
+        start, names = f"{prefix}_", sorted(self.arrays)
+        return {n.removeprefix(start): self.arrays[n] for n in names if n.startswith(start)}
 
 
 def read_run(path: Path) -> StoredRun:
@@ -108,10 +105,7 @@ def read_run(path: Path) -> StoredRun:
     if empty := [name for name, tensor in tensors.items() if tensor.numel() == 0]:
         raise VardropError(f"{arrays} is corrupted ({empty[0]!r} is empty).")
     names = ("config.json", "results.json", "preprocessing.json")
-    contents = [read_sealed(path / name) if (path / name).is_file() else {} for name in names]
-    for name, content in zip(names, contents, strict=True):
-        _check_outline(content, path / name)
-    config, results, preprocessing = contents
+    config, results, preprocessing = (_read_outline(path / name) for name in names)
     return StoredRun(path, config, read_history(path), results, tensors, preprocessing)
 
 
@@ -127,8 +121,9 @@ _LAYER = {"name": str, "weights": int}
 _NUMBERS = {"settings": ("epochs", "pretrain"), "compression": ("weights_after", "packed_bytes")}
 
 
-def _check_outline(content: Record, path: Path) -> None:
-    """Raise an error unless the entries of a file have the types that its readers rely on."""
+def _read_outline(path: Path) -> Record:
+    """The content of a file, whose entries must have the types that its readers rely on."""
+    content = read_sealed(path) if path.is_file() else {}
     entries = [(name, entry, _TYPES.get(name, object)) for name, entry in content.items()]
     for name, keys in _NUMBERS.items():
         inner = content.get(name)
@@ -141,14 +136,13 @@ def _check_outline(content: Record, path: Path) -> None:
     for name, entry, kind in entries:
         if entry is not None:
             check_type(f"`{name}` in {path}", entry, kind, "as vardrop writes it", "It is damaged.")
+    return content
 
 
 def name_runs(runs: Sequence[StoredRun]) -> dict[str, StoredRun]:
     """Runs by the name of their directory, or by its path if the names are not distinct."""
-    names = [run.path.resolve().name for run in runs]
-    if len(set(names)) < len(names):
-        names = [str(run.path) for run in runs]
-    return dict(zip(names, runs, strict=True))
+    by_name = {run.path.resolve().name: run for run in runs}
+    return by_name if len(by_name) == len(runs) else {str(run.path): run for run in runs}
 
 
 def make_directory(path: Path) -> Path:
@@ -173,15 +167,14 @@ def read_progress(directory: Path) -> Record | None:
 
 def check_progress(path: Path, progress: Record) -> Record:
     """Return the values of a checkpoint, or raise an error if no recorder can have written them."""
-    with reading_checkpoint(path):
+    with reading(path, "a checkpoint of this run"):
         check_choice("phase", progress["phase"], ("pretrain", "fit"))
-        for name in ("epoch", "position", "waited"):
+        for name in ("epoch", "position", "waited", "first_epoch"):
             check_integer(name, progress[name], 0)
-        for number in (progress["best"], progress.get("best_beta")):
+        for number in (progress["best"], progress["best_beta"]):
             if number is not None:
                 check_number("best", number)
-        check_integer("batch_size", progress.get("batch_size", 1))
-        check_integer("first_epoch", progress.get("first_epoch", 0), 0)
+        check_integer("batch_size", progress["batch_size"])
     return progress
 
 
@@ -191,13 +184,9 @@ def reading(source: str | Path, what: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        expected = isinstance(error, VardropError)
-        reason = str(error) if expected else f"{type(error).__name__}: {error}. It is damaged."
-        text = f"Expected {source} to hold {what}, but got: {' '.join(reason.split())[:400]}"
-        raise VardropError(text) from error
-
-
-reading_checkpoint = partial(reading, what="a checkpoint of this run")
+        reason = f"{type(error).__name__}: {error}. It is damaged."
+        reason = " ".join((str(error) if isinstance(error, VardropError) else reason).split())
+        raise VardropError(f"Expected {source} to hold {what}, but got: {reason[:400]}") from error
 
 
 def read_history(directory: Path) -> list[Record]:
@@ -225,12 +214,12 @@ def read_history(directory: Path) -> list[Record]:
         seconds, epoch = record.get("seconds", 0), record.get("epoch")
         if not isinstance(seconds, int | float) or not isinstance(record.get("sparsity", {}), dict):
             raise _history_error(path, f"no record of an epoch in line {number}")
-        follows = not records or epoch == records[-1]["epoch"] + 1
-        if type(epoch) is not int or epoch < 0 or not follows:
+        expected = records[-1]["epoch"] + 1 if records else epoch
+        if type(epoch) is not int or epoch < 0 or epoch != expected:
             raise _history_error(path, f"the epoch {epoch!r} in line {number}")
         records.append(record)
-    progress = read_progress(directory) or {}
-    done = progress["first_epoch"] + progress["epoch"] if "first_epoch" in progress else 0
+    progress = read_progress(directory)
+    done = 0 if progress is None else progress["first_epoch"] + progress["epoch"]
     if (last := records[-1]["epoch"] + 1 if records else 0) < done:
         raise _history_error(path, f"{last} epochs, but the checkpoint has {done}")
     return records
@@ -274,9 +263,11 @@ def flatten(stored: Mapping[str, Any], prefix: str = "") -> Record:
     """
     flat: Record = {}
     for key, entry in stored.items():
-        nested = isinstance(entry, Mapping)
-        flat |= flatten(entry, f"{prefix}{key} ") if nested else {f"{prefix}{key}": entry}
-    return {key: entry for key, entry in flat.items() if is_set(entry)}
+        if isinstance(entry, Mapping):
+            flat |= flatten(entry, f"{prefix}{key} ")
+        elif is_set(entry):
+            flat[f"{prefix}{key}"] = entry
+    return flat
 
 
 def method_name(method: BaseRecipe | Mapping[str, Any] | str | None) -> str:
@@ -295,12 +286,9 @@ def method_name(method: BaseRecipe | Mapping[str, Any] | str | None) -> str:
     for name, make in METHODS.items():
         usual = flatten(to_json(make()))
         changed = {k: v for k, v in leaves.items() if usual.get(k) != v and "version" not in k}
-        if _types(leaves) == _types(usual) and len(changed) < fewest:
+        # The types of the parts identify the method, without the estimator.
+        others = {k for k in leaves | usual if leaves.get(k) != usual.get(k) and k.endswith("type")}
+        if all("estimator" in key for key in others) and len(changed) < fewest:
             options = ", ".join(f"{k.removesuffix(' type')}={show(v)}" for k, v in changed.items())
             best, fewest = f"{name} ({options})" if changed else name, len(changed)
     return best
-
-
-def _types(leaves: Record) -> Record:
-    """The types of the parts of a recipe, which identify the method, without the estimator."""
-    return {k: v for k, v in leaves.items() if k.endswith("type") and "estimator" not in k}

@@ -13,6 +13,7 @@ from torch import nn
 import vardrop as vd
 from tests.app.runs.test_nothing_lost import same_tensors
 from tests.refusals import assert_refused
+from vardrop._core.files import write_tensors
 from vardrop.app.data import Part
 from vardrop.app.runs import Settings, evaluate, evaluate_rows, fit, held_out, load_run, resume
 from vardrop.app.runs.held_out import Choice, fold_pairs
@@ -259,7 +260,7 @@ def test_scores_are_in_the_units_of_the_target():
     y = 2 * torch.randn(500, 1)
     p = predict(nn.Linear(1, 1), torch.zeros(500, 1), mode="mean", likelihood=vd.Gaussian(1.0))
     p = dataclasses.replace(p, mean=0 * p.mean, draws=0 * p.draws)
-    held = held_out.HeldOutPrediction(p, Part(torch.zeros(500, 1), y))
+    held = (p, Part(torch.zeros(500, 1), y))
     scores, each, deviations, _ = held_out.score_held_out([held], math.log(2.0), unit=3.0)
     assert scores["rmse"] == pytest.approx(3 * float(y.square().mean().sqrt()), rel=1e-5)
     expected = -torch.distributions.Normal(0.0, 6.0).log_prob(3 * y).flatten().double()
@@ -316,7 +317,8 @@ def test_a_run_without_its_choice_is_damaged(tmp_path):
     assert run.standing == ""
     scores = {k: v for k, v in run.choice.held_out.items() if k != "net"}
     rows = {k: v for k, v in run.choice.rows.items() if k != "net"}
-    dataclasses.replace(run.choice, held_out=scores, rows=rows).write(tmp_path / "r")
+    choice = dataclasses.replace(run.choice, held_out=scores, rows=rows)
+    write_tensors(tmp_path / "r" / "choice.safetensors", *choice.state())
     assert "before the scale of its noise was chosen" in load_run(tmp_path / "r").standing
     (tmp_path / "r" / "choice.safetensors").unlink()
     assert_refused("choice.safetensors, which holds the scale of the no", load_run, tmp_path / "r")

@@ -177,7 +177,7 @@ def make_callback(context: typer.Context, json: bool) -> run_callbacks.RunCallba
         return run_callbacks.RunCallback()
     if json:
         return run_callbacks.JsonLines()
-    return run_callbacks.TextBar() if run_callbacks.on_terminal() else run_callbacks.TextLines()
+    return run_callbacks.TextBar() if sys.stderr.isatty() else run_callbacks.TextLines()
 
 
 def _load(path: Path, directory: Path | None = None) -> runs.Run:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 Method = BaseRecipe | str | None
 _PARTS = ("validation", "test")
 _OF_DATA = (*(f.name for f in dataclasses.fields(Roles)), "directory", *_PARTS)
-_UNBOUNDED = (-math.inf, math.inf)
 
 
 def compare_methods(
@@ -81,22 +80,28 @@ def compare_methods(
         text = f"`{wrong[0]}` is not supported by compare_methods."
         raise VardropError(f"{text} Pass `seeds`, and another `out` to start again.")
     check_arguments(net=net, out=out, callback=callback)
-    methods, numbers, options = _methods(recipes), _seeds(seeds), {"compare": False, **options}
+    if not isinstance(seeds, Sequence):
+        check_integer("seeds", seeds)
+        seeds = range(seeds)
+    for seed in seeds:
+        check_integer("seeds", seed, 0)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise VardropError(f"Expected `seeds` to be different numbers, but got {list(seeds)}.")
+    methods, options = _methods(recipes), {"compare": False, **options}
     of_data = {name: options[name] for name in _OF_DATA if name in options}
-    checksum = load_dataset(data, seed=numbers[0], **of_data).checksum
+    checksum = load_dataset(data, seed=seeds[0], **of_data).checksum
     name = Path(data).stem if isinstance(data, str | Path) else type(data).__name__
     folder = Path(out) if out is not None else free_directory(f"{name}-comparison")
     prepare(folder, force=True)
     runs: dict[str, list[StoredRun]] = {label: [] for label in methods}
     with working(folder):
         # The checksum of the data covers validation and test parts, wherever they are stored.
-        names = sorted(options.keys() - {*_PARTS, "directory"})
-        settings = {name: repr(options[name]) for name in names}
+        settings = {k: repr(options[k]) for k in sorted(options.keys() - {*_PARTS, "directory"})}
         tensors = {} if isinstance(net, str) else net.state_dict()
         for label, method in methods.items():
             content = digest(f"{checksum} {net!r} {method!r} {settings}", tensors)
             identity = re.sub(r"[^\w.=-]+", "-", f"{method_name(method)}-{content[:12]}")
-            for seed in numbers:
+            for seed in seeds:
                 watch = callback and callback.trial(f"{label}, seed {seed}")
                 arguments = {"recipe": method, "seed": seed, "callback": watch, **options}
                 run = _finish(folder / f"{identity}-{seed}", data, net, **arguments)
@@ -113,8 +118,7 @@ def compare_methods(
 def _methods(recipes: Sequence[Method] | Mapping[str, Method]) -> dict[str, Method]:
     """Methods by their labels."""
     check_type("recipes", recipes, Sequence | Mapping, "a list or a dictionary of methods")
-    listed = [recipes] if isinstance(recipes, str) else recipes
-    pairs = listed.items() if isinstance(listed, Mapping) else [("", one) for one in listed]
+    pairs = recipes.items() if isinstance(recipes, Mapping) else [("", one) for one in recipes]
     methods: dict[str, Method] = {}
     for label, recipe in pairs:
         check_type("recipes", recipe, BaseRecipe | str | None, "names of methods, recipes or None")
@@ -130,17 +134,6 @@ def _methods(recipes: Sequence[Method] | Mapping[str, Method]) -> dict[str, Meth
     return methods
 
 
-def _seeds(seeds: int | Sequence[int]) -> list[int]:
-    if isinstance(seeds, str) or not isinstance(seeds, Sequence):
-        check_integer("seeds", seeds)
-        return list(range(int(seeds)))
-    for seed in seeds:
-        check_integer("seeds", seed, 0)
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise VardropError(f"Expected `seeds` to be different numbers, but got {list(seeds)}.")
-    return list(seeds)
-
-
 def _finish(path: Path, data: Source, net: str | nn.Module, **options: Any) -> StoredRun:
     """The run of a method and a seed: an existing one, resumed if needed, or a new one."""
     if (path / "results.json").is_file() and not read_run(path).stopped:
@@ -148,9 +141,9 @@ def _finish(path: Path, data: Source, net: str | nn.Module, **options: Any) -> S
     model = copy.deepcopy(net)
     if (path / "config.json").is_file():
         parts: dict[str, Any] = {"data": data, **{name: options.get(name) for name in _PARTS}}
-        in_memory = any(not isinstance(part, str | Path | None) for part in parts.values())
-        custom = None if isinstance(model, str) else model
-        resume(path, custom, options["callback"], **(parts if in_memory else {}))
+        if all(isinstance(part, str | Path | None) for part in parts.values()):
+            parts = {}  # they are read again
+        resume(path, None if isinstance(model, str) else model, options["callback"], **parts)
     else:  # files of an interruption before config.json are not a run yet
         fit(data, model, out=path, force=True, **options)
     return read_run(path)
@@ -160,33 +153,31 @@ def _compare_seeds(runs: Mapping[str, Sequence[StoredRun]]) -> Comparison:
     from vardrop.app.report import Comparison
 
     by_seed = {label: _scores_by_seed(stored) for label, stored in runs.items()}
-    reference = next(iter(runs))
+    (reference, first), *_ = runs.items()
     rows = {run.results.get("test_rows") for stored in runs.values() for run in stored}
-    counts = runs[reference][0].config["sizes"]
+    counts, others = first[0].config["sizes"], by_seed[reference]
     trained = counts["train"] + counts["validation"]
     ratio = counts["test"] / trained if len(rows) > 1 else 0.0  # 0 if no seed chooses the rows
     scores: dict[str, dict[str, Estimate]] = {}
     differences: dict[str, dict[str, Estimate]] = {}
     sizes: dict[str, dict[str, float]] = {}
-    for label, stored in runs.items():
-        series_by_score, others = by_seed[label], by_seed[reference]
+    for label, series in by_seed.items():
         scores[label] = {
-            name: repetition_estimate(series, ratio, BOUNDS.get(name, _UNBOUNDED))
-            for name, series in series_by_score.items()
+            name: repetition_estimate(one, ratio, BOUNDS.get(name, (-math.inf, math.inf)))
+            for name, one in series.items()
         }
-        if label != reference:
-            differences[label] = {
-                name: repetition_estimate(
-                    [a - b for a, b in zip(series, others[name], strict=True)], ratio
-                )
-                for name, series in series_by_score.items()
-                if name in others
-            }
-        each = [run.sizes() for run in stored]
+        gaps = {
+            name: [a - b for a, b in zip(one, others[name], strict=True)]
+            for name, one in series.items()
+            if name in others
+        }
+        differences[label] = {name: repetition_estimate(gap, ratio) for name, gap in gaps.items()}
+        each = [run.sizes() for run in runs[label]]
         names = dict.fromkeys(name for one in each for name in one)
         means = {n: sum(one.get(n, 0) for one in each) / len(each) for n in names}
         sizes[label] = {n: round(v, 2) if n == "seconds" else round(v) for n, v in means.items()}
-    notes = ["One seed has no interval. Use more seeds."] if len(runs[reference]) == 1 else []
+    del differences[reference]
+    notes = ["One seed has no interval. Use more seeds."] if len(first) == 1 else []
     paths = {label: [str(run.path) for run in stored] for label, stored in runs.items()}
     return Comparison("seeds", scores, differences, sizes, notes, paths)
 

@@ -17,14 +17,14 @@ from vardrop._core.errors import VardropError
 from vardrop._core.files import remove
 from vardrop.app.data import Part
 from vardrop.app.runs.config import working
-from vardrop.app.runs.run import Model, Run, likelihood_for, predict_tensor
+from vardrop.app.runs.models import likelihood_for
+from vardrop.app.runs.run import Model, Run, predict_tensor
 from vardrop.app.runs.run_export import check_target, export_small
 from vardrop.app.store import Record
 from vardrop.compression import ShrinkPlan, Shrunk, choose_threshold, pack, save, shrink
 from vardrop.conversion import revert
 from vardrop.noisy import has_noise, relevance
-from vardrop.tuning.slim import slim
-from vardrop.tuning.slim_report import Slimmed
+from vardrop.tuning import Slimmed, slim
 
 Metric = Callable[[Tensor, Tensor], float]
 SMALL, PACKED = "small.safetensors", "small.vdp"
@@ -70,16 +70,14 @@ def shrink_model(
         raise VardropError(f"{text} Train with sparse_vd, or set a budget of macs or bytes.")
     score, metric = _metric(model)
     by_default = max_drop is None and sparsity is None
-    if by_default:
-        max_drop = MAX_DROPS[score]
-    if max_drop is not None:
-        check_number("max_drop", max_drop, at_least=0)
-    wanted, drop = metric, max_drop
+    drop, quality = MAX_DROPS[score] if by_default else max_drop, metric
+    if drop is not None:
+        check_number("max_drop", drop, at_least=0)
     if score == "rmse":  # the logarithm turns a fraction of it into a difference
-        wanted = lambda output, y: -math.log(max(metric(output, y), 1e-300))  # noqa: E731
-        drop = None if max_drop is None else math.log1p(max_drop)
+        quality = lambda output, y: -math.log(max(metric(output, y), 1e-300))  # noqa: E731
+        drop = None if drop is None else math.log1p(drop)
     rows = (held_out.x, held_out.y)
-    threshold = float(choose_threshold(model.net, rows, wanted, max_drop=drop, sparsity=sparsity))
+    threshold = float(choose_threshold(model.net, rows, quality, max_drop=drop, sparsity=sparsity))
     if by_default and len(held_out.y) < _ENOUGH:  # the method's rule is the limit
         rule = next(iter(relevance(model.net).values()))
         threshold = (min if rule.keep_above else max)(threshold, rule.threshold)
@@ -109,15 +107,17 @@ def slim_run(
     if onnx is not None:
         check_target(run, Path(onnx))
     with working(run.directory):
-        plain = copy.deepcopy(run.net)
+        plain, seed = copy.deepcopy(run.net), run.config.settings.seed
         net, parts = revert(plain) if has_noise(plain) else plain, run.data
-        budget: dict[str, Any] = {"macs": macs, "latency": latency, "bytes": bytes}
-        budget["seed"] = run.config.settings.seed
+        budget: dict[str, Any] = {"macs": macs, "latency": latency, "bytes": bytes, "seed": seed}
         slimmed = slim(net, parts.train, parts.validation, **budget)
         remove(run.directory / PACKED)  # of an earlier small model
-        others: Record = {"threshold": None, "notes": " ".join(slimmed.notes)}
-        others["latency_before"] = dict(slimmed.before.latency)
-        others["latency_after"] = dict(slimmed.after.latency)
+        others: Record = {
+            "threshold": None,
+            "notes": " ".join(slimmed.notes),
+            "latency_before": dict(slimmed.before.latency),
+            "latency_after": dict(slimmed.after.latency),
+        }
         _store(run, slimmed.net, slimmed.plan, onnx, **others)
     return slimmed
 
@@ -126,8 +126,7 @@ def _metric(run: Model) -> tuple[str, Metric]:
     """The name of the score, and the score itself."""
     if run.about.task == "classification":
         return "accuracy", lambda output, y: float((output.argmax(1) == y).double().mean())
-    scale = run.config.units[1]
-    means = likelihood_for(run.config).locations
+    scale, means = run.config.units[1], likelihood_for(run.config).locations
     return "rmse", lambda output, y: scale * float((means(output) - y).square().mean().sqrt())
 
 

@@ -50,17 +50,10 @@ class Data(Roles):
     test: str | bool | None = None
     in_memory: bool = False
 
-    def load(self, seed: int) -> Dataset:
-        """Load the data by name, or from files."""
-        if self.in_memory:
-            text = f"The data of the run were passed in memory ({self.name})."
-            raise VardropError(f"{text} Pass `data`, as to `fit`.")
-        return self.read(self.name, self.validation, self.test, seed)
-
     def read(
         self, data: Source, validation: Source | None, test: Source | bool | None, seed: int
     ) -> Dataset:
-        """Load data with the same options."""
+        """Load data with these options."""
         options = {f.name: getattr(self, f.name) for f in dataclasses.fields(Roles)}
         options |= {"directory": self.directory, "validation": validation, "test": test}
         return load_dataset(data, seed=seed, **options)
@@ -81,11 +74,6 @@ class Config:
     command: str = ""
 
     @property
-    def outputs(self) -> int:
-        """The number of outputs of the model."""
-        return self.about.outputs * (2 if self.settings.heteroscedastic else 1)
-
-    @property
     def units(self) -> tuple[float, float]:
         """Mean and standard deviation of a numeric target; 0 and 1 for classes."""
         columns = self.about.preprocessing
@@ -93,13 +81,38 @@ class Config:
             return 0.0, 1.0
         return columns.target_mean, columns.target_std
 
+    def load_data(
+        self,
+        path: Path,
+        data: Source | None = None,
+        validation: Source | None = None,
+        test: Source | bool | None = None,
+    ) -> Dataset:
+        """Load the data of a run, or data that were passed. Changed data raise an error."""
+        source = self.data
+        if data is None:
+            if source.in_memory:
+                text = f"The data of the run were passed in memory ({source.name})."
+                raise VardropError(f"{text} Pass `data`, as to `fit`.")
+            data, validation, test = source.name, source.validation, source.test
+        dataset = source.read(data, validation, test, self.settings.seed)
+        for name in ("checksum", "kind", "task", "shape", "classes", "sizes", "rows"):
+            now, then = getattr(dataset, name), getattr(self.about, name)
+            if now != then:
+                text = f"The {name} of the data of {path} changed from {then} to {now}."
+                raise VardropError(f"{text} Pass the same data, or start a new run.")
+        return dataset
+
     def to_json(self) -> Record:
         """The content of config.json. The preprocessing has a separate file."""
-        about = self.about
+        about, numbers = self.about, {"python": platform.python_version()}
+        for package in ("vardrop", "torch", "numpy", "scikit-learn", "pandas"):
+            with suppress(metadata.PackageNotFoundError):
+                numbers[package] = metadata.version(package)
         return {
             "version": VERSION,
             "command": " && ".join(filter(None, (self.command, command(sys.argv)))),
-            "versions": versions(),
+            "versions": numbers,
             "seed": self.settings.seed,
             "method": None if self.method is None else to_json(self.method),
             "data": {**dataclasses.asdict(self.data), "task": about.task},
@@ -110,19 +123,18 @@ class Config:
 
     def write(self, directory: Path) -> None:
         """Write config.json and preprocessing.json."""
-        columns = self.about.preprocessing
-        if columns is not None:  # first, because a run with a config.json can be resumed
-            files.write_json(
-                directory / "preprocessing.json", files.with_checksum(columns.to_json())
-            )
+        if (columns := self.about.preprocessing) is not None:
+            # First, because a run with a config.json can be resumed.
+            content = files.with_checksum(columns.to_json())
+            files.write_json(directory / "preprocessing.json", content)
         files.write_json(directory / "config.json", files.with_checksum(self.to_json()))
 
     @classmethod
     def read(cls, directory: Path) -> Config:
         """The configuration of a run."""
-        stored = store.read_sealed(directory / "config.json")
-        table = stored.get("kind") == "table"
-        columns = store.read_sealed(directory / "preprocessing.json") if table else None
+        stored, columns = store.read_sealed(directory / "config.json"), None
+        if stored.get("kind") == "table":
+            columns = store.read_sealed(directory / "preprocessing.json")
         return cls.from_json(stored, columns, f"{directory} (config.json and preprocessing.json)")
 
     @classmethod
@@ -169,17 +181,8 @@ def command(arguments: Sequence[str]) -> str:
         return "Python"
     if program.parts[-2:] == ("vardrop", "__main__.py"):
         program = Path("vardrop")
-    words = ["python", program.name] if program.suffix == ".py" else [program.name]
-    return shlex.join([*words, *arguments[1:]])
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that affect results."""
-    numbers = {"python": platform.python_version()}
-    for name in ("vardrop", "torch", "numpy", "scikit-learn", "pandas"):
-        with suppress(metadata.PackageNotFoundError):
-            numbers[name] = metadata.version(name)
-    return numbers
+    python = ["python"] if program.suffix == ".py" else []
+    return shlex.join([*python, program.name, *arguments[1:]])
 
 
 def free_directory(name: str) -> Path:
@@ -194,10 +197,10 @@ def prepare(directory: Path, force: bool) -> None:
     """Make the directory of a new run. One that holds files is an error, unless forced."""
     if directory.exists() and not directory.is_dir():
         raise VardropError(f"Expected {directory} to be a directory, but it is a file.")
-    if directory.is_dir() and any(p.name != files.LOCK for p in directory.iterdir()) and not force:
+    store.make_directory(directory)
+    if not force and any(path.name != files.LOCK for path in directory.iterdir()):
         remedy = "Resume with --resume, overwrite with --force, or choose another directory."
         raise VardropError(f"{directory} already holds files. {remedy}")
-    store.make_directory(directory)
 
 
 @contextmanager
@@ -222,6 +225,5 @@ def new_directory(directory: Path, force: bool) -> Iterator[None]:
 
 def check_output(path: Path, run: Path, *inputs: str | Path) -> None:
     """Raise an error if the output is a file of the run, or an input."""
-    files.check_not_in_use(
-        path, [*(run / name for name in (*FILES, files.LOCK)), *map(Path, inputs)]
-    )
+    stored = (run / name for name in (*FILES, files.LOCK))
+    files.check_not_in_use(path, [*stored, *map(Path, inputs)])

@@ -21,10 +21,9 @@ def resolve_device(name: str) -> torch.device:
 
     Apple's GPU (mps) has no double precision, so it must be requested explicitly.
     """
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto":
-        usable = accelerator is not None and accelerator.type != "mps"
-        name = accelerator.type if accelerator is not None and usable else "cpu"
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        name = "cpu" if accelerator is None or accelerator.type == "mps" else accelerator.type
     try:
         device = torch.device(name)
         if device.type not in ("cpu", "mps") and device.index is None:

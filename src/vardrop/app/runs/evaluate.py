@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from vardrop import metrics
 from vardrop._core.errors import VardropError, import_optional, report_errors
 from vardrop._core.files import open_atomically, write_atomically, write_tensors
-from vardrop.app.data import Preprocessing, load_out_of_distribution
-from vardrop.app.data.datasets import row_weights
+from vardrop.app.data.datasets import load_out_of_distribution, row_weights
 from vardrop.app.data.inputs import KINDS, Table, frame_of, read_input
-from vardrop.app.data.preprocessing import is_number
+from vardrop.app.data.preprocessing import Preprocessing, is_number
 from vardrop.app.runs import scores
 from vardrop.app.runs.config import check_output, working
 from vardrop.app.runs.run import SAMPLES, Run
@@ -34,6 +33,7 @@ _WEIGHED = (
     "The classes were weighted in training: probabilities, NLL, Brier score and calibration error "
     "are valid for data in which the classes have the weighted frequencies."
 )
+_TRAINED_ON = "is the data that the run was trained on: the scores are not valid for new rows."
 _UNTESTED = "There is no test part: the scores are on rows that were held out in turn."
 
 
@@ -128,14 +128,14 @@ def score_prediction(
     if not p.classifies:
         interval = run.interval(p, scores.LEVEL)
         scored = scores.number_scores(p.mean, p.std, p.log_prob(y), y, interval, weight)
-        constant = scores.constant(targets["mean"], targets["std"], y, weight)
-        return {**dataclasses.asdict(scored), "baseline": {"name": "mean", **constant}}
+        baseline = {"name": "mean", **scores.constant(targets["mean"], targets["std"], y, weight)}
+        return {**dataclasses.asdict(scored), "baseline": baseline}
     classes, counts = run.about.classes, torch.tensor(targets["counts"]).double()
     # With log-probabilities, because a probability rounded to zero makes the NLL infinite.
     scored = scores.class_scores(p.probs, p.log_prob(y), y, classes, counts / counts.sum(), weight)
     scored.notes.extend(_notes(run))
-    majority = scores.majority(counts, y, classes, weight)
-    return {**dataclasses.asdict(scored), "baseline": {"name": "majority", **majority}}
+    baseline = {"name": "majority", **scores.majority(counts, y, classes, weight)}
+    return {**dataclasses.asdict(scored), "baseline": baseline}
 
 
 def _notes(run: Run) -> list[str]:
@@ -148,10 +148,9 @@ def _layers(net: nn.Module) -> list[Record]:
     layers = []
     for name, module in net.named_modules():
         names = module.weight_axes if isinstance(module, Variational) else ("weight",)
-        counts = [t.numel() for n, t in module.named_parameters(recurse=False) if n in names]
-        if counts:
-            layers.append({"name": name, "kind": type(module).__name__, "weights": sum(counts)})
-    return layers
+        count = sum(t.numel() for n, t in module.named_parameters(recurse=False) if n in names)
+        layers.append({"name": name, "kind": type(module).__name__, "weights": count})
+    return [layer for layer in layers if layer["weights"]]
 
 
 def evaluate_rows(
@@ -197,8 +196,9 @@ def evaluate_rows(
         weight = row_weights(frame[column], name)
     elif column is not None:
         notes.append(f"{name} has no weight column '{column}': each row counts once.")
-    targets = run.results.get("known") or _summarize_targets(run)
-    scored = score_prediction(run, p, y, weight, targets)
+    scored = score_prediction(
+        run, p, y, weight, run.results.get("known") or _summarize_targets(run)
+    )
     if predictions is not None:
         table = prediction_table(run, p)
         for column in (columns.target, run.config.data.id):
@@ -225,8 +225,7 @@ def _rows_with_target(
         raise VardropError(f"{text} Rows without a target can be predicted.")
     notes = []
     if table.checksum == run.about.checksum:
-        text = "is the data that the run was trained on: the scores are not valid for new rows."
-        notes.append(f"{table.name} {text}")
+        notes.append(f"{table.name} {_TRAINED_ON}")
     if absent := int((~there).sum()):
         notes.append(f"{absent} rows without a value of '{columns.target}' were left out.")
     frame = table.rows[there]
@@ -259,8 +258,7 @@ def prediction_table(run: Run, p: Prediction) -> pandas.DataFrame:
     names = [_cell(name) for name in run.about.classes]
     table = {"class": [names[i] for i in best.tolist()]}
     table |= {n: t.gather(1, best.unsqueeze(1)).flatten().tolist() for n, t in chosen.items()}
-    for name in ("entropy", "aleatoric", "epistemic"):
-        table[name] = getattr(p, name).tolist()
+    table |= {n: getattr(p, n).tolist() for n in ("entropy", "aleatoric", "epistemic")}
     table |= {f"p_{c}": p.probs[:, i].tolist() for i, c in enumerate(run.about.classes)}
     return pandas.DataFrame(table)
 
@@ -285,7 +283,7 @@ def write_predictions(
     check_output(Path(out), run.directory, source, run.config.data.name)
     column, names, done = run.config.data.id, [], 0
     if run.about.preprocessing is None:
-        rows = _images(run, Path(source))
+        rows = _read_images(Path(source), run.about.shape)
     else:
         table = run.read_file(source)
         rows = run.about.preprocessing.inputs(table, str(source))
@@ -306,15 +304,12 @@ def row_names(rows: pandas.DataFrame, column: str, source: str) -> list[object]:
     return [_cell(v) if isinstance(v, str) else v for v in rows[column]]
 
 
-def _images(run: Run, path: Path) -> Tensor:
-    shape = f"(N, {', '.join(map(str, run.about.shape))})"
+def _read_images(path: Path, shape: tuple[int, ...]) -> Tensor:
+    text = f"Expected {path} to hold numbers in an .npy file of shape (N, {str(shape)[1:]}"
     if path.suffix != ".npy" or not path.is_file():
-        raise VardropError(f"Expected an .npy file of shape {shape}, but got {str(path)!r}.")
-    with report_errors(
-        lambda e: f"Expected {path} to hold numbers, but got: {' '.join(str(e).split())[:200]}."
-    ):
+        raise VardropError(f"{text}.")
+    with report_errors(lambda e: f"{text}, but got: {' '.join(str(e).split())[:200]}."):
         loaded = torch.from_numpy(import_optional("numpy").load(path, allow_pickle=False))
-    if loaded.is_complex() or len(loaded) == 0 or tuple(loaded.shape[1:]) != run.about.shape:
-        text = f"Expected real images of shape {shape} in {path}"
+    if loaded.is_complex() or len(loaded) == 0 or loaded.shape[1:] != shape:
         raise VardropError(f"{text}, but got {loaded.dtype} of shape {tuple(loaded.shape)}.")
     return loaded.float()

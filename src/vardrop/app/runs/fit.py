@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,18 +18,17 @@ from torch import nn
 from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.rng import preserve_rng
-from vardrop.app.data import About, Roles, describe
 from vardrop.app.data.preprocessing import Task, label
-from vardrop.app.data.splits import with_class_weight
-from vardrop.app.data.tables import is_table
+from vardrop.app.data.splits import About, Roles, with_class_weight
+from vardrop.app.data.tables import describe, is_table
 from vardrop.app.runs.config import Config, Data, free_directory, new_directory, working
 from vardrop.app.runs.distributed import join_processes
 from vardrop.app.runs.evaluate import measure
 from vardrop.app.runs.held_out import Choice
-from vardrop.app.runs.models import method_named, usual_method, usual_net
-from vardrop.app.runs.run import Run, fresh_net, load_same_data
-from vardrop.app.runs.run_callbacks import ProgressBar, RunCallback, on_terminal
-from vardrop.app.runs.settings import Settings
+from vardrop.app.runs.models import fresh_net, method_named
+from vardrop.app.runs.run import Run
+from vardrop.app.runs.run_callbacks import ProgressBar, RunCallback
+from vardrop.app.runs.settings import FEW, Settings
 from vardrop.app.runs.training import read_phase
 from vardrop.app.runs.trials import FitJob, estimate_seconds, run_fit_job
 from vardrop.app.store import method_name
@@ -110,14 +110,18 @@ def fit(
     with join_processes(device) as world:
         dataset = source.read(data, validation, test, chosen.seed)
         about = dataset.about
+        rows = about.sizes["train"] + about.sizes["validation"]
         if isinstance(recipe, str):
-            recipe = usual_method(about.kind) if recipe == "auto" else method_named(recipe)
+            recipe = method_named(recipe, kind=about.kind)
         _check_settings(chosen, about, recipe, source)
         if net == "auto":
-            net = usual_net(about.kind, about.sizes["train"] + about.sizes["validation"])
+            net = "mlp50" if about.kind == "table" and rows < FEW else "mlp"
         custom = None if isinstance(net, str) else net
         name = net if isinstance(net, str) else type(net).__name__
-        settings = _fill(chosen, source, about)
+        apart = (source.validation, source.split, source.group, source.time)
+        if chosen.folds is None and any(part is not None for part in apart):
+            chosen = dataclasses.replace(chosen, folds=1)  # folds would mix custom parts
+        settings = chosen.for_data(rows, about.kind == "image")
         config = Config(source, about, name, custom is not None, recipe, include, exclude, settings)
         model = fresh_net(config, custom)
         if recipe is not None:  # a model that cannot be converted fails before anything is written
@@ -139,11 +143,10 @@ def _describe_job(job: FitJob) -> str:
     seconds, epochs = estimate_seconds(job), config.settings.epochs
     span = f"{math.ceil(seconds)} s" if seconds < 100 else f"{seconds / 60:.0f} min"
     classes = f", {len(about.classes)} classes" if about.classes else ""
-    weights = sum(p.numel() for p in job.net.parameters())
     lines = [
         f"data    {about.name}, examples: {sizes}",
         f"task    {about.task}{classes}",
-        f"model   {config.net}, {weights:,} parameters",
+        f"model   {config.net}, {sum(p.numel() for p in job.net.parameters()):,} parameters",
         f"method  {method_name(config.method)}",
         f"output  {job.path}",
         f"time    about {span} for {epochs} epochs on {job.world.device}, trials included",
@@ -191,18 +194,6 @@ def _describe_source(
     return Data(**{**roles, **stored}, directory=folder, in_memory=in_memory)
 
 
-def _fill(settings: Settings, source: Data, about: About) -> Settings:
-    """Fill the settings that were not passed with defaults for the data.
-
-    Custom parts are not divided into folds, which would mix them.
-    """
-    apart = (source.validation, source.split, source.group, source.time)
-    if settings.folds is None and any(part is not None for part in apart):
-        settings = dataclasses.replace(settings, folds=1)
-    rows = about.sizes["train"] + about.sizes["validation"]
-    return settings.for_data(rows, about.kind == "image")
-
-
 def _check_settings(
     settings: Settings, about: About, recipe: BaseRecipe | None, roles: Roles
 ) -> None:
@@ -221,9 +212,8 @@ def _check_settings(
         "Weights of rows or classes are not supported by methods with a head, which has its own "
         f"loss, but got {head_weights!r}. Choose another method.": head_weights,
     }
-    for text, wrong in problems.items():
-        if wrong:
-            raise VardropError(text)
+    if texts := [text for text, wrong in problems.items() if wrong]:
+        raise VardropError(texts[0])
 
 
 def resume(
@@ -259,24 +249,22 @@ def resume(
     with join_processes(device) as world, working(path) if world.first else nullcontext():
         # Read again, now that no other process can change it.
         config = _apply_changes(Config.read(path), path, changes)
-        dataset = load_same_data(config, path, data, validation, test)
-        model = fresh_net(config, net)
+        dataset = config.load_data(path, data, validation, test)
+        job = FitJob(config, path, dataset, fresh_net(config, net), world, resuming=True)
         if changes and world.first:
             config.write(path)
-        job = FitJob(config, path, dataset, model, world, resuming=True)
         return _finish(job, callback, progress)
 
 
 def _apply_changes(config: Config, path: Path, changes: dict[str, Any]) -> Config:
     """The configuration with other settings, or an error if a started run cannot have them."""
     settings, old = Settings.from_json({**vars(config.settings), **changes}), config.settings
+    numbers = [n for n in ("epochs", "batch_size", "lr", "folds") if getattr(settings, n) is None]
     reasons = {
         "seed": f"it split the data of {path}, and test rows would be used for training",
         "class_weight": f"the KL weight of {path} was chosen with it",
+        **dict.fromkeys(numbers, "a started run has a number"),
     }
-    for name in ("epochs", "batch_size", "lr", "folds"):
-        if getattr(settings, name) is None:
-            reasons[name] = "a started run has a number"
     if settings.pretrain != old.pretrain and read_phase(path) == "fit":
         reasons["pretrain"] = f"{path} is past its pretraining"
     for name, reason in reasons.items():
@@ -289,12 +277,12 @@ def _apply_changes(config: Config, path: Path, changes: dict[str, Any]) -> Confi
 
 def _finish(job: FitJob, callback: RunCallback | None, progress: bool | None) -> Run:
     """Train and measure; without a callback, show a progress bar if requested or on a terminal."""
-    visible = (on_terminal() if progress is None else progress) and job.world.first
-    bar = ProgressBar() if visible else RunCallback()
+    visible = (sys.stderr.isatty() if progress is None else progress) and job.world.first
+    callback = callback or (ProgressBar() if visible else RunCallback())
     weights = job.config.settings.class_weight
-    rows = job.data if weights is None else with_class_weight(job.data, weights)
+    data = job.data if weights is None else with_class_weight(job.data, weights)
     with preserve_rng(job.world.device):
-        elbo = run_fit_job(dataclasses.replace(job, data=rows, callback=callback or bar))
+        elbo = run_fit_job(dataclasses.replace(job, data=data, callback=callback))
     run = Run(job.config, elbo, Choice.read(job.path), job.path, job.data)
     if job.world.first and not (job.path / "results.json").is_file():  # else of this model
         measure(run)

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from vardrop._core.checks import check_number, check_type
-from vardrop._core.files import read_tensors, write_tensors
-from vardrop.app.data import Part
+from vardrop._core.files import read_tensors
 from vardrop.app.data.preprocessing import Task
-from vardrop.app.data.splits import fold_numbers
-from vardrop.app.runs.recorder import select_prefix
-from vardrop.app.runs.settings import FEW
+from vardrop.app.data.splits import Part, fold_numbers
+from vardrop.app.runs.recorder import join_parts, select_prefix
 from vardrop.app.score_texts import judge_difference
 from vardrop.app.store import Record, reading
 from vardrop.metrics.intervals import Estimate
@@ -30,20 +28,13 @@ Scores = dict[str, float]
 Pairs = Sequence[tuple[Part, Part]]  # rows to train on, rows that are held out
 
 
-class HeldOutPrediction(NamedTuple):
-    """A prediction of rows that were not used for training, and these rows."""
-
-    prediction: Prediction
-    rows: Part
-
-
 class HeldOutScores(NamedTuple):
     """Scores of held-out rows in the units of the target, their NLL, deviations and shares."""
 
     scores: Scores
     rows: Tensor
-    deviations: Tensor
-    shares: Tensor
+    deviations: Tensor = torch.zeros(0)
+    shares: Tensor = torch.zeros(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,11 +77,15 @@ class Choice:
 
     def judge(self, others: dict[str, HeldOutScores], log_scale: float = 0.0) -> Choice:
         """Add the scores of other models. "net" also sets the deviations."""
-        held_out = self.held_out | {name: held.scores for name, held in others.items()}
-        rows = self.rows | {name: held.rows for name, held in others.items()}
         net = others.get("net", self)
-        choice = dataclasses.replace(self, held_out=held_out, rows=rows, log_scale=log_scale)
-        return dataclasses.replace(choice, deviations=net.deviations, shares=net.shares)
+        return dataclasses.replace(
+            self,
+            log_scale=log_scale,
+            held_out=self.held_out | {name: held.scores for name, held in others.items()},
+            rows=self.rows | {name: held.rows for name, held in others.items()},
+            deviations=net.deviations,
+            shares=net.shares,
+        )
 
     def against(self) -> dict[str, dict[str, float]]:
         """The NLL minus the NLL of each baseline, with its standard error."""
@@ -101,8 +96,8 @@ class Choice:
 
     def verdicts(self) -> dict[str, str]:
         """Whether the model is "better" or "worse" than each baseline; empty if not clear."""
-        differences = {k: Estimate(v["nll"], v["error"]) for k, v in self.against().items()}
-        return {name: judge_difference("nll", d) for name, d in differences.items()}
+        gaps = self.against().items()
+        return {k: judge_difference("nll", Estimate(gap["nll"], gap["error"])) for k, gap in gaps}
 
     @property
     def advice(self) -> str:
@@ -125,16 +120,11 @@ class Choice:
         chosen = {"beta": self.beta, "weights": self.weights, "scale": math.exp(self.log_scale)}
         return {**chosen, **self.held_out, "advice": self.advice}
 
-    def write(self, directory: Path) -> None:
-        """Write the choice into the directory of a run."""
-        write_tensors(directory / CHOICE, *self.state())
-
     def state(self) -> tuple[dict[str, Tensor], Record]:
         """The tensors and the other fields, for `from_state`."""
-        tensors = {f"rows.{k}": v for k, v in self.rows.items()}
-        tensors |= {"deviations": self.deviations, "shares": self.shares}
+        tensors = {"deviations": self.deviations, "shares": self.shares}
         names = ("beta", "log_scale", "weights", "held_out")
-        return tensors, {name: getattr(self, name) for name in names}
+        return tensors | join_parts({"rows": self.rows}), {k: getattr(self, k) for k in names}
 
     @classmethod
     def read(cls, directory: Path) -> Choice | None:
@@ -149,25 +139,21 @@ class Choice:
             deviations, shares = tensors["deviations"], tensors["shares"]
             rows = select_prefix("rows", tensors)
             choice = cls(**fields, rows=rows, deviations=deviations, shares=shares)
-            choice._check()
+            check_number("beta", choice.beta, at_least=0)
+            check_number("log_scale", choice.log_scale, at_least=-_FARTHEST, below=_FARTHEST)
+            for name, scores in (("weights", choice.weights), *choice.held_out.items()):
+                for title, score in scores.items():
+                    check_type(f"{name} {title}", score, float, "a number")
+            vectors = (deviations, shares, *rows.values())
+            if any(t.dim() != 1 or not t.is_floating_point() for t in vectors):
+                raise ValueError("a tensor that is not a list of numbers")
+            if not rows.keys() <= choice.held_out.keys():
+                raise ValueError("rows of models without scores")
+            if len(shares) != len(deviations) or len({len(t) for t in rows.values()}) > 1:
+                raise ValueError("lists of different lengths")
             if unknown := sorted(tensors.keys() - choice.state()[0].keys()):
                 raise ValueError(f"the unknown tensor {unknown[0]!r}")
         return choice
-
-    def _check(self) -> None:
-        check_number("beta", self.beta, at_least=0)
-        check_number("log_scale", self.log_scale, at_least=-_FARTHEST, below=_FARTHEST)
-        for name, scores in (("weights", self.weights), *self.held_out.items()):
-            for title, score in scores.items():
-                check_type(f"{name} {title}", score, float, "a number")
-        vectors = {"deviations": self.deviations, "shares": self.shares, **self.rows}
-        if any(t.dim() != 1 or not t.is_floating_point() for t in vectors.values()):
-            raise ValueError("a tensor that is not a list of numbers")
-        if not self.rows.keys() <= self.held_out.keys():
-            raise ValueError("rows of models without scores")
-        lengths = {len(t) for t in self.rows.values()}
-        if len(self.shares) != len(self.deviations) or len(lengths) > 1:
-            raise ValueError("lists of different lengths")
 
 
 _BASELINES = {"mean": "the mean of the target", "majority": "the frequencies of the classes"}
@@ -185,15 +171,6 @@ _BETTER = (
 )
 
 
-def weights_to_try(rows: int) -> tuple[float, ...]:
-    """KL weights to choose from. Large ones underfit many rows, small ones overfit few rows.
-
-    >>> weights_to_try(500), weights_to_try(50_000)
-    ((1.0, 0.3, 0.1), (1.0, 0.1, 0.01))
-    """
-    return (1.0, 0.3, 0.1) if rows < FEW else (1.0, 0.1, 0.01)
-
-
 def fold_pairs(rows: Part, folds: int, task: Task, seed: int) -> Pairs:
     """Pairs of rows to train on and rows to score, with every row scored once."""
     fold = fold_numbers(rows, folds, task, seed)
@@ -201,20 +178,21 @@ def fold_pairs(rows: Part, folds: int, task: Task, seed: int) -> Pairs:
 
 
 def score_held_out(
-    held: Sequence[HeldOutPrediction], log_scale: float, unit: float
+    held: Sequence[tuple[Prediction, Part]], log_scale: float, unit: float
 ) -> HeldOutScores:
     """Scores on held-out rows.
 
     Args:
-        held: predictions of held-out rows.
+        held: predictions of held-out rows, and these rows.
         log_scale: log of the scale of the noise, or of the temperature.
         unit: the standard deviation of the target.
     """
     scaled = [(p.rescale(math.exp(log_scale)), part.y) for p, part in held]
-    share = _relative_weights([part.weights for _, part in held])
+    share = torch.cat([part.weights for _, part in held])
+    share = share / share.mean()
     shares = torch.cat([part.shares for _, part in held])
     rows = -torch.cat([p.log_prob(y).double() for p, y in scaled])
-    if held[0].prediction.classifies:
+    if held[0][0].classifies:
         right = torch.cat([p.probs.argmax(1) == y for p, y in scaled])
         deviations = 1 - torch.cat([p.probs.gather(1, y[:, None]).flatten() for p, y in scaled])
         rows = rows * share
@@ -222,15 +200,9 @@ def score_held_out(
         return HeldOutScores(scores, rows, deviations, shares)
     rows = (rows + math.log(unit)) * share
     square = torch.cat([(y - p.mean).double().flatten(1).square().mean(1) for p, y in scaled])
-    rmse = unit * math.sqrt(float((square * share).mean()))
+    scores = {"nll": float(rows.mean()), "rmse": unit * math.sqrt(float((square * share).mean()))}
     deviations = torch.cat([((y - p.mean).abs() / p.std).flatten(1).amax(1) for p, y in scaled])
-    return HeldOutScores({"nll": float(rows.mean()), "rmse": rmse}, rows, deviations, shares)
-
-
-def _relative_weights(weights: Sequence[Tensor]) -> Tensor:
-    """Weights of all rows, with mean 1."""
-    joined = torch.cat(list(weights))
-    return joined / joined.mean()
+    return HeldOutScores(scores, rows, deviations, shares)
 
 
 def baseline_scores(pairs: Pairs, classes: int, unit: float) -> HeldOutScores:
@@ -249,8 +221,8 @@ def baseline_scores(pairs: Pairs, classes: int, unit: float) -> HeldOutScores:
             normal = torch.distributions.Normal(mean, spread.sqrt().clamp(min=1e-6))
             rows.append(math.log(unit) - normal.log_prob(held.y.double()).flatten())
             errors.append((held.y - mean).double().square().flatten())
-    share = _relative_weights([held.weights for _, held in pairs])
+    share = torch.cat([held.weights for _, held in pairs])
+    share = share / share.mean()
     nll, error = torch.cat(rows) * share, float((torch.cat(errors) * share).mean())
     scores = {"accuracy": 1 - error} if classes else {"rmse": unit * math.sqrt(error)}
-    none = torch.zeros(0)
-    return HeldOutScores({"nll": float(nll.mean()), **scores}, nll, none, none)
+    return HeldOutScores({"nll": float(nll.mean()), **scores}, nll)

@@ -1,4 +1,4 @@
-"""Named methods with their papers, named networks, and the defaults."""
+"""Named methods with their papers, named networks, the defaults, and the model of a run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +15,16 @@ from torch import Tensor, nn
 
 from vardrop._core.checks import suggest
 from vardrop._core.errors import VardropError
+from vardrop._core.rng import preserve_rng
 from vardrop.app.data.splits import Kind
-from vardrop.app.runs.settings import FEW
+from vardrop.app.runs.config import Config
+from vardrop.app.runs.recorder import load_module
+from vardrop.conversion import convert
+from vardrop.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from vardrop.noisy import has_noise
+from vardrop.objective import ELBO
 from vardrop.priors import Normal
-from vardrop.recipes import METHODS, BaseRecipe, Recipe, bayes_by_backprop, sparse_vd
+from vardrop.recipes import METHODS, BaseRecipe, bayes_by_backprop, sparse_vd
 
 PLAIN = "none"
 _WIDEST = 32  # of an embedding
@@ -57,22 +64,22 @@ def methods() -> list[Method]:
     return described
 
 
-def usual_method(kind: Kind) -> Recipe:
-    """The default method.
+def method_named(
+    name: str, options: Mapping[str, Any] | None = None, kind: Kind | None = None
+) -> BaseRecipe | None:
+    """The recipe of a named method with its options; None for the plain model.
 
-    For tables the scale of the prior is learned, so that the KL does not push all weights to zero.
-    For images the method also selects weights to remove.
+    With the kind of the data, "auto" is the default method. For tables the scale of its prior is
+    learned, so that the KL does not push all weights to zero. For images it selects weights to
+    remove.
 
-    >>> usual_method("table").prior
+    >>> method_named("auto", kind="table").prior
     Normal(mean=0.0, std=1.0, learned=True)
     """
-    return sparse_vd() if kind == "image" else bayes_by_backprop(prior=Normal(learned=True))
-
-
-def method_named(name: str, options: Mapping[str, Any] | None = None) -> BaseRecipe | None:
-    """The recipe of a named method with its options; None for the plain model."""
     if name == PLAIN:
         return None
+    if name == "auto" and kind is not None:
+        return sparse_vd() if kind == "image" else bayes_by_backprop(prior=Normal(learned=True))
     if name not in METHODS:
         hint = suggest(name, [*METHODS, PLAIN])
         raise VardropError(f"Unknown method {name!r}.{hint} See `vardrop methods`.")
@@ -86,10 +93,9 @@ def method_named(name: str, options: Mapping[str, Any] | None = None) -> BaseRec
 
 
 def _dense(shape: Shape, widths: tuple[int, ...]) -> nn.Sequential:
-    layers: list[nn.Module] = [nn.Flatten()]
-    for n, m in pairwise((prod(shape), *widths)):
-        layers += [nn.Linear(n, m), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    pairs = pairwise((prod(shape), *widths))
+    layers = [layer for n, m in pairs for layer in (nn.Linear(n, m), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), *layers[:-1])
 
 
 def _lenet5(shape: Shape, outputs: int) -> nn.Sequential:
@@ -115,11 +121,6 @@ NETS: dict[str, tuple[str, Callable[[Shape, int], nn.Sequential]]] = {
 }
 
 
-def usual_net(kind: Kind, rows: int) -> str:
-    """The default network: smaller for a table of few rows."""
-    return "mlp50" if kind == "table" and rows < FEW else "mlp"
-
-
 class Embedded(nn.Module):
     """Rows (N, features) with the numbers of categories replaced by embeddings, at the end.
 
@@ -130,7 +131,7 @@ class Embedded(nn.Module):
 
     def __init__(self, counts: Mapping[int, int], features: int) -> None:
         super().__init__()
-        self.places = tuple(counts)
+        self.places, self.counts = tuple(counts), tuple(counts.values())
         self.others = tuple(i for i in range(features) if i not in counts)
         sizes = [min(_WIDEST, round(1.6 * count**0.56)) for count in counts.values()]
         self.tables = nn.ModuleList(map(nn.Embedding, counts.values(), sizes))
@@ -138,11 +139,9 @@ class Embedded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Replace category numbers by embeddings. Numbers out of range count as the nearest one."""
-        columns = [x[:, list(self.others)]]
-        for place, table in zip(self.places, self.tables, strict=True):
-            assert isinstance(table, nn.Embedding)
-            columns.append(table(x[:, place].long().clamp(0, table.num_embeddings - 1)))
-        return torch.cat(columns, 1)
+        parts = zip(self.places, self.counts, self.tables, strict=True)
+        columns = [table(x[:, i].long().clamp(0, count - 1)) for i, count, table in parts]
+        return torch.cat([x[:, list(self.others)], *columns], 1)
 
 
 def build_net(
@@ -169,3 +168,49 @@ def check_net_name(name: str) -> None:
     if name not in NETS and not re.fullmatch(r"dense(-[1-9]\d*)+", name):
         text = f"Unknown model {name!r}.{suggest(name, NETS)} Available: {', '.join(NETS)}"
         raise VardropError(f"{text}, or hidden widths such as dense-64-32.")
+
+
+def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
+    """The network before training: a custom one, or a named one with its seed."""
+    if not config.own_net:
+        about = config.about
+        with preserve_rng(seed=config.settings.seed):
+            outputs = about.outputs * (2 if config.settings.heteroscedastic else 1)
+            return build_net(config.net, about.shape, outputs, about.embeddings)
+    if net is None:
+        raise VardropError(f"The run has a custom model ({config.net}). Pass a fresh one as `net`.")
+    return net
+
+
+def likelihood_for(config: Config) -> Likelihood:
+    """A categorical likelihood, or a Gaussian with one learned width or one for each row."""
+    if config.about.task == "classification":
+        return Categorical()
+    return HeteroscedasticGaussian() if config.settings.heteroscedastic else Gaussian(learned=True)
+
+
+def build_elbo(
+    config: Config, tensors: dict[str, Tensor], source: Path, net: nn.Module | None = None
+) -> ELBO:
+    """The trained model of a configuration, with tensors that were read from `source`.
+
+    A named model is built only if it is not larger than the tensors.
+    """
+    if not config.own_net:
+        stored = sum(t.numel() for t in tensors.values())
+        try:
+            with torch.device("meta"):
+                wanted = sum(p.numel() for p in fresh_net(config).parameters())
+        except (RuntimeError, TypeError, OverflowError) as wrong:  # sizes beyond any memory
+            raise VardropError(f"Expected {source} to hold a model, but got: {wrong}.") from wrong
+        if wanted > stored:
+            numbers = f"the {wanted} numbers of the model {config.net}, but got {stored}"
+            raise VardropError(f"Expected {source} to hold {numbers}. It is damaged.")
+    model = fresh_net(config, net)
+    with preserve_rng():  # the initial weights are replaced by the trained ones
+        if config.method is not None:
+            convert(model, config.method, config.include, config.exclude)
+        rows = config.about.sizes["train"]
+        elbo = ELBO(model, likelihood_for(config), rows, float(has_noise(model)))
+    load_module(elbo, tensors, source)
+    return elbo

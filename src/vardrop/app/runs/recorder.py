@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,6 @@ from vardrop._core.errors import NotFiniteError, VardropError
 from vardrop._core.sharding import is_sharded
 from vardrop.app import store
 from vardrop.app.runs.run_callbacks import RunCallback
-from vardrop.app.store import BEST, CHECKPOINT, HISTORY, PROGRESS, Record
 from vardrop.noisy import has_noise, kl, relevance
 from vardrop.objective import ELBO
 from vardrop.tuning import Callback, Loop, Position
@@ -67,14 +67,25 @@ class Recorder(Callback):
         """Train to the end, or until the patience is over."""
         self._loop, self._pending, self._write_seconds = loop, b"", 0.0
         self._epoch_start = self._written = time.monotonic()
-        if loop.world.first:  # remove records of a killed run after its last checkpoint
-            truncate_history(self.directory, self.first_epoch + loop.epoch)
+        path = self.directory / store.HISTORY
+        if loop.world.first and path.is_file():
+            # Remove an incomplete line, and records of a killed run after its last checkpoint.
+            records = store.read_history(self.directory)
+            done = self.first_epoch + loop.epoch
+            content = b"".join(_to_line(record) for record in records if record["epoch"] < done)
+            if content != path.read_bytes():
+                files.write_atomically(path, content)
         self.callback.start(loop)
         try:
             for _ in () if self._is_over() else loop.run(self.callback, self):
                 pass
         except NotFiniteError as error:
-            raise NotFiniteError(f"{error} {self._describe_checkpoint()}") from None
+            advice = "There is no checkpoint yet."
+            if (checkpoint := self.directory / store.CHECKPOINT).is_file():
+                epochs = self.first_epoch + read_checkpoint(self.directory)[1]["epoch"]
+                text = f"The last good state is {checkpoint}, after epoch {epochs}."
+                advice = f"{text} Resume from it with other settings."
+            raise NotFiniteError(f"{error} {advice}") from None
         finally:
             self.callback.stop()
 
@@ -82,13 +93,22 @@ class Recorder(Callback):
         return self.patience is not None and self.waited >= self.patience
 
     def on_step(self, at: Position, loss: Tensor) -> None:
-        alone = self._loop.world.size == 1  # a checkpoint holds the noise of one process
-        if alone and time.monotonic() - self._written > self.seconds:
+        late = time.monotonic() - self._written > self.seconds
+        if late and self._loop.world.size == 1:  # a checkpoint holds the noise of one process
             self._store(self.first_epoch + at.epoch)
 
     def on_epoch_end(self, at: Position) -> bool:
-        loop, now = self._loop, time.monotonic()
-        record = self._make_record(now - self._epoch_start)
+        loop, seconds = self._loop, time.monotonic() - self._epoch_start
+        with torch.no_grad():
+            rules = relevance(loop.elbo.net) if has_noise(loop.elbo.net) else {}
+        record: store.Record = {
+            **loop.last._asdict(),
+            "epoch": self.first_epoch + loop.last.epoch,
+            "phase": self.phase,
+            "validation": self.validate(loop.elbo) if self.validate and loop.world.first else {},
+            "sparsity": {name: 1 - float(r.kept.double().mean()) for name, r in rules.items()},
+            "seconds": seconds,
+        }
         self._epoch_start = time.monotonic()
         self._compare(record)
         over = loop.world.broadcast_decision(self._is_over())
@@ -105,22 +125,11 @@ class Recorder(Callback):
         if self.keeps and self.best_beta is None:
             self._keep(epoch)
         if self._pending:
-            files.append(self.directory / HISTORY, self._pending)
+            files.append(self.directory / store.HISTORY, self._pending)
             self._pending = b""
         self.save(self._loop)
 
-    def _make_record(self, seconds: float) -> Record:
-        loop, epoch = self._loop, self._loop.last
-        return {
-            **epoch._asdict(),
-            "epoch": self.first_epoch + epoch.epoch,
-            "phase": self.phase,
-            "validation": self.validate(loop.elbo) if self.validate and loop.world.first else {},
-            "sparsity": sparsity(loop.elbo.net),
-            "seconds": seconds,
-        }
-
-    def _compare(self, record: Record) -> None:
+    def _compare(self, record: store.Record) -> None:
         """Keep the model with the lowest validation loss, nll + beta kl / num_data.
 
         Only models with the same beta are compared, because beta changes the loss.
@@ -141,7 +150,8 @@ class Recorder(Callback):
         _check_finite(self._loop)
         for name in self.about_best:
             files.remove(self.directory / name)
-        files.write_tensors(self.directory / BEST, self._loop.elbo.state_dict(), {"epoch": epoch})
+        tensors = self._loop.elbo.state_dict()
+        files.write_tensors(self.directory / store.BEST, tensors, {"epoch": epoch})
 
     def save(self, loop: Loop) -> None:
         """Write the checkpoint. A model with values that are not finite raises an error instead."""
@@ -149,74 +159,48 @@ class Recorder(Callback):
         start = time.monotonic()
         tensors, progress = loop.state()
         progress |= {"phase": self.phase, "first_epoch": self.first_epoch, "waited": self.waited}
-        progress["best"] = self.best if math.isfinite(self.best) else None
-        progress["best_beta"] = self.best_beta
-        everything = add_prefix("loop", tensors)
-        everything |= add_prefix("elbo", loop.elbo.state_dict())
+        best = self.best if math.isfinite(self.best) else None
+        progress |= {"best": best, "best_beta": self.best_beta}
         optimizer = optimizer_tensors(loop.optimizer)
-        everything |= add_prefix("optimizer", optimizer)
+        parts = {"loop": tensors, "elbo": loop.elbo.state_dict(), "optimizer": optimizer}
         # One file holds everything, so that a crash cannot separate it. The JSON is a copy to read.
-        files.write_tensors(self.directory / CHECKPOINT, everything, progress)
-        files.write_json(self.directory / PROGRESS, files.with_checksum(progress))
+        files.write_tensors(self.directory / store.CHECKPOINT, join_parts(parts), progress)
+        files.write_json(self.directory / store.PROGRESS, files.with_checksum(progress))
         self._written = time.monotonic()
         self._write_seconds = self._written - start
 
     def resume(self, loop: Loop) -> None:
         """Set the loop, its model and its optimizer to the checkpoint."""
-        path = self.directory / CHECKPOINT
+        path = self.directory / store.CHECKPOINT
         tensors, progress = read_checkpoint(self.directory)
         load_module(loop.elbo, select_prefix("elbo", tensors), path)
-        with store.reading_checkpoint(path):
-            optimizer = select_prefix("optimizer", tensors)
-            load_optimizer(loop.optimizer, optimizer)
+        with store.reading(path, "a checkpoint of this run"):
+            load_optimizer(loop.optimizer, select_prefix("optimizer", tensors))
             loop.load_state(select_prefix("loop", tensors), progress)
             self.best_beta, self.waited = progress["best_beta"], progress["waited"]
         self.best = math.inf if progress["best"] is None else progress["best"]
         if loop.world.first:
-            files.write_json(self.directory / PROGRESS, files.with_checksum(progress))
-
-    def _describe_checkpoint(self) -> str:
-        if not (self.directory / CHECKPOINT).is_file():
-            return "There is no checkpoint yet."
-        epochs = self.first_epoch + read_checkpoint(self.directory)[1]["epoch"]
-        text = f"The last good state is {self.directory / CHECKPOINT}, after epoch {epochs}."
-        return f"{text} Resume from it with other settings."
+            files.write_json(self.directory / store.PROGRESS, files.with_checksum(progress))
 
 
 def _check_finite(loop: Loop) -> None:
     if (name := find_nonfinite(loop.elbo)) is not None:
-        step = f"epoch {loop.epoch + 1}, step {loop.position + 1}"
-        remedy = "Lower the learning rate, clip the gradients or lengthen the KL warm-up."
-        text = f"Expected finite parameters, but got NaN or infinity in '{name}' in {step}."
-        raise NotFiniteError(f"{text} {remedy}")
+        raise NotFiniteError(
+            f"Expected finite parameters, but got NaN or infinity in '{name}' in epoch "
+            f"{loop.epoch + 1}, step {loop.position + 1}. Lower the learning rate, clip the "
+            "gradients or lengthen the KL warm-up."
+        )
 
 
-def read_checkpoint(directory: Path) -> tuple[dict[str, Tensor], Record]:
+def read_checkpoint(directory: Path) -> tuple[dict[str, Tensor], store.Record]:
     """The tensors and the checked values of a checkpoint."""
-    path = directory / CHECKPOINT
+    path = directory / store.CHECKPOINT
     tensors, progress = files.read_tensors(path)
     return tensors, store.check_progress(path, progress)
 
 
-def truncate_history(directory: Path, epochs: int) -> None:
-    """Cut the history to the epochs of the checkpoint, and remove an incomplete line."""
-    path = directory / HISTORY
-    if path.is_file():
-        records = (r for r in store.read_history(directory) if r["epoch"] < epochs)
-        content = b"".join(map(_to_line, records))
-        if content != path.read_bytes():
-            files.write_atomically(path, content)
-
-
-def _to_line(record: Record) -> bytes:
+def _to_line(record: store.Record) -> bytes:
     return (json.dumps(files.with_checksum(record), allow_nan=False) + "\n").encode()
-
-
-@torch.no_grad()
-def sparsity(net: nn.Module) -> dict[str, float]:
-    """The fraction of weights or units that the rule of the method removes, by module name."""
-    rules = relevance(net) if has_noise(net) else {}
-    return {name: 1 - float(r.kept.double().mean()) for name, r in rules.items()}
 
 
 def select_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -225,36 +209,34 @@ def select_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(start): t for k, t in tensors.items() if k.startswith(start)}
 
 
-def add_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with `prefix.` before their names."""
-    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+def join_parts(parts: Mapping[Any, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of all parts, with `<part>.` before their names."""
+    return {f"{part}.{k}": t for part, tensors in parts.items() for k, t in tensors.items()}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The tensors in the state of an optimizer."""
-    state = optimizer.state_dict()["state"]
-    entries = ((f"{i}.{name}", t) for i, parts in state.items() for name, t in parts.items())
-    return {name: entry for name, entry in entries if isinstance(entry, Tensor)}
+    entries = join_parts(optimizer.state_dict()["state"])
+    return {name: entry for name, entry in entries.items() if isinstance(entry, Tensor)}
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Load the tensors of `optimizer_tensors`. The parameter groups are unchanged."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    every = (p for group in optimizer.param_groups for p in group["params"])
+    parameters = dict(enumerate(every))  # a missing number is a KeyError
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         number, name = key.split(".", 1)
-        index = int(number)
-        if not 0 <= index < len(parameters) or tensor.shape not in ((), parameters[index].shape):
+        like = parameters[int(number)]
+        if tensor.shape not in ((), like.shape):
             raise ValueError("the state of an optimizer of other parameters")
-        like, stored = parameters[index], tensor
-        if stored.shape == like.shape and not is_sharded(like):
-            # A fused optimizer requires the memory layout of the parameter.
-            stored = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
-        state.setdefault(index, {})[name] = stored
+        # A fused optimizer requires the memory layout of the parameter.
+        fits = tensor.shape == like.shape and not is_sharded(like)
+        copied = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor) if fits else tensor
+        state.setdefault(int(number), {})[name] = copied
     if len({tuple(sorted(parts)) for parts in state.values()}) > 1:
         raise ValueError("the state of an optimizer of other parameters")
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
 def load_module(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
@@ -262,6 +244,5 @@ def load_module(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> No
     try:
         module.load_state_dict(tensors)
     except RuntimeError as misfit:
-        first = " ".join(str(misfit).split())[:300]
-        text = f"Expected {path} to fit the model, but got: {first}. Pass the trained model."
-        raise VardropError(text) from misfit
+        text = f"Expected {path} to fit the model, but got: {' '.join(str(misfit).split())[:300]}"
+        raise VardropError(f"{text}. Pass the trained model.") from misfit

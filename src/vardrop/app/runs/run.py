@@ -16,42 +16,31 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.checks import check_number, check_type
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import NotFiniteError, VardropError
 from vardrop._core.files import read_tensors, with_checksum, write_json
-from vardrop._core.rng import preserve_rng
 from vardrop.app.data import About, Dataset
 from vardrop.app.data.inputs import frame_of
 from vardrop.app.data.tables import read_table
 from vardrop.app.runs.config import Config
 from vardrop.app.runs.held_out import CHOICE, Choice
-from vardrop.app.runs.models import build_net
-from vardrop.app.runs.recorder import add_prefix, load_module, select_prefix
+from vardrop.app.runs.models import build_elbo
+from vardrop.app.runs.recorder import join_parts, select_prefix
 from vardrop.app.store import BEST, Record, read_history, read_progress, read_sealed
-from vardrop.conversion import convert
-from vardrop.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from vardrop.noisy import has_noise
 from vardrop.objective import ELBO
 from vardrop.prediction import Conformal, Interval, Prediction, predict, predict_batches
 from vardrop.prediction.prediction import concatenate
 from vardrop.prediction.predictor import Draw
-from vardrop.tuning import NotFiniteError
 from vardrop.tuning.minimize import find_nonfinite
 
 if TYPE_CHECKING:
     import pandas
 
-    from vardrop.app.data.inputs import Array, Source
+    from vardrop.app.data.inputs import Array
     from vardrop.compression import Shrunk
 
 _BATCH = 1000
 SAMPLES = 32
-
-
-def likelihood_for(config: Config) -> Likelihood:
-    """A categorical likelihood, or a Gaussian with one learned width or one for each row."""
-    if config.about.task == "classification":
-        return Categorical()
-    return HeteroscedasticGaussian() if config.settings.heteroscedastic else Gaussian(learned=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,12 +59,11 @@ class Model:
 
     def state(self) -> tuple[dict[str, Tensor], Record]:
         """The tensors and other values, for `from_state`."""
-        columns = self.about.preprocessing
+        columns, config = self.about.preprocessing, self.config.to_json()
         tensors, chosen = ({}, None) if self.choice is None else self.choice.state()
-        stored = add_prefix("elbo", self.elbo.state_dict()) | add_prefix("choice", tensors)
         preprocessing = None if columns is None else columns.to_json()
-        config = self.config.to_json()
-        return stored, {"config": config, "preprocessing": preprocessing, "choice": chosen}
+        values = {"config": config, "preprocessing": preprocessing, "choice": chosen}
+        return join_parts({"elbo": self.elbo.state_dict(), "choice": tensors}), values
 
     @classmethod
     def from_state(
@@ -179,8 +167,7 @@ class Model:
         if p.classifies or self.about.preprocessing is None:
             return p
         mean, std = self.config.units
-        likelihood = copy.deepcopy(p.likelihood).double().scaled(std)
-        return p.to_units(mean, std, likelihood)
+        return p.to_units(mean, std, copy.deepcopy(p.likelihood).double().scaled(std))
 
     def interval(self, p: Prediction, level: float = 0.95) -> Interval:
         """Interval of a prediction of this run that covers a fraction `level` of new rows.
@@ -249,13 +236,13 @@ class Run(Model):
     def __repr__(self) -> str:
         first = list(self.results.get("metrics", {}).items())[:4]  # the most important ones
         scores = ", ".join(f"{k} {'undefined' if v is None else f'{v:.4g}'}" for k, v in first)
-        name = f"{self.config.net} on {self.about.name}"
-        return f"Run({str(self.directory)!r}: {name}, {scores}) {self.advice}".rstrip()
+        name = f"{str(self.directory)!r}: {self.config.net} on {self.about.name}"
+        return f"Run({name}, {scores}) {self.advice}".rstrip()
 
     @functools.cached_property
     def data(self) -> Dataset:
         """The data, read at the first access."""
-        return self.loaded or load_same_data(self.config, self.directory)
+        return self.loaded or self.config.load_data(self.directory)
 
     @property
     def history(self) -> list[Record]:
@@ -287,15 +274,13 @@ class Run(Model):
         progress, settings = read_progress(self.directory), self.config.settings
         if progress is not None:
             epoch, steps, patience = progress["epoch"], progress["position"], settings.patience
-            ended = epoch >= (settings.epochs or 0)
-            ended = ended or (patience is not None and progress["waited"] >= patience)
-            if not ended or progress["phase"] != "fit":
-                which = "last" if patience is None else "best"
+            waited = patience is not None and progress["waited"] >= patience
+            if progress["phase"] != "fit" or (epoch < (settings.epochs or 0) and not waited):
+                model = "last model" if patience is None else "best model"
                 warm = " of the KL warm-up" if epoch <= settings.warm else ""
                 rest = f" and {steps} step{'s' if steps > 1 else ''}" if steps else ""
-                done = f"{epoch} of {settings.epochs} epochs{rest}"
-                text = f"{self.directory} was stopped after {done}."
-                return f"{text} This is its {which} model{warm} so far."
+                text = f"{self.directory} was stopped after {epoch} of {settings.epochs} epochs"
+                return f"{text}{rest}. This is its {model}{warm} so far."
         if self.choice is None or "net" in self.choice.held_out:
             return ""
         text = f"{self.directory} was stopped before the scale of its noise was chosen."
@@ -400,27 +385,9 @@ def predict_tensor(
 
 
 def _sampling(elbo: ELBO, samples: int, seed: int, draw: Draw) -> dict[str, Any]:
-    """Arguments of `predict`."""
+    """The arguments of `predict`."""
     mode = "mean" if samples == 0 or not has_noise(elbo.net) else "sample"
     return {"samples": max(samples, 1), "mode": mode, "draw": draw, "seed": seed}
-
-
-def load_same_data(
-    config: Config,
-    path: Path,
-    data: Source | None = None,
-    validation: Source | None = None,
-    test: Source | bool | None = None,
-) -> Dataset:
-    """Load the data of a run, or data that were passed. Raise an error if they have changed."""
-    seed, source = config.settings.seed, config.data
-    parts = source.load(seed) if data is None else source.read(data, validation, test, seed)
-    for name in ("checksum", "kind", "task", "shape", "classes", "sizes", "rows"):
-        now, then = getattr(parts, name), getattr(config.about, name)
-        if now != then:
-            text = f"The {name} of the data of {path} changed from {then} to {now}."
-            raise VardropError(f"{text} Pass the same data, or start a new run.")
-    return parts
 
 
 def load_run(
@@ -440,9 +407,16 @@ def load_run(
     path = Path(path)
     config = Config.read(path)
     if directory is not None:
-        source = dataclasses.replace(config.data, directory=str(directory))
-        config = dataclasses.replace(config, data=source)
-    _check_begun(config, path)
+        data = dataclasses.replace(config.data, directory=str(directory))
+        config = dataclasses.replace(config, data=data)
+    if not (path / BEST).is_file():
+        progress, when = read_progress(path), "before its first checkpoint"
+        if progress is not None and progress["phase"] == "pretrain":
+            when = "during the pretraining of the plain model"
+        elif not (path / CHOICE).is_file():
+            when = "during the trials on held-out rows"
+        text = f"{path} has no trained model yet, because it was stopped {when}."
+        raise VardropError(f"{text} {resume_text(config, path)}")
     elbo = build_elbo(config, read_tensors(path / BEST)[0], path / BEST, net)
     run = Run(config, elbo, Choice.read(path), path)
     if run.choice is None and not run.standing:
@@ -451,68 +425,10 @@ def load_run(
     return run
 
 
-def build_elbo(
-    config: Config, tensors: dict[str, Tensor], source: Path, net: nn.Module | None = None
-) -> ELBO:
-    """The trained model of a configuration, with tensors that were read from `source`.
-
-    A named model is built only if it is not larger than the tensors.
-    """
-    if not config.own_net:
-        _check_size(config, sum(t.numel() for t in tensors.values()), source)
-    model = fresh_net(config, net)
-    with preserve_rng():  # the initial weights are replaced by the trained ones
-        if config.method is not None:
-            convert(model, config.method, config.include, config.exclude)
-        rows = config.about.sizes["train"]
-        elbo = ELBO(model, likelihood_for(config), rows, float(has_noise(model)))
-    load_module(elbo, tensors, source)
-    return elbo
-
-
-def _check_size(config: Config, stored: int, source: Path) -> None:
-    try:
-        with torch.device("meta"):
-            plain = build_net(config.net, config.about.shape, config.outputs)
-        wanted = sum(p.numel() for p in plain.parameters())
-    except (RuntimeError, TypeError, OverflowError) as wrong:  # sizes beyond any memory
-        raise VardropError(f"Expected {source} to hold a model, but got: {wrong}.") from wrong
-    if wanted > stored:
-        numbers = f"the {wanted} numbers of the model {config.net}, but got {stored}"
-        raise VardropError(f"Expected {source} to hold {numbers}. It is damaged.")
-
-
-def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
-    """The network before training: a custom one, or a named one with its seed."""
-    if not config.own_net:
-        about = config.about
-        with preserve_rng(seed=config.settings.seed):
-            return build_net(config.net, about.shape, config.outputs, about.embeddings)
-    if net is None:
-        raise VardropError(f"The run has a custom model ({config.net}). Pass a fresh one as `net`.")
-    return net
-
-
 def resume_text(config: Config, path: Path) -> str:
     """A sentence with the command, or the call, that resumes a run."""
-    custom = {"net": config.own_net, "data": config.data.in_memory}
-    arguments = [name for name, needs_passing in custom.items() if needs_passing]
-    if not arguments:
+    custom = {"net=net": config.own_net, "data=data": config.data.in_memory}
+    arguments = [repr(str(path)), *(text for text, needed in custom.items() if needed)]
+    if not any(custom.values()):
         return f"Resume it with `vardrop fit --resume --out {shlex.quote(str(path))}`."
-    typed = ", ".join(f"{name}={name}" for name in arguments)
-    return f"Resume it with `vardrop.resume({str(path)!r}, {typed})`."
-
-
-def _check_begun(config: Config, path: Path) -> None:
-    """Raise an error for a run without a trained model, with the command that resumes it."""
-    if (path / BEST).is_file():
-        return
-    progress = read_progress(path)
-    if progress is not None and progress["phase"] == "pretrain":
-        when = "during the pretraining of the plain model"
-    elif not (path / CHOICE).is_file():
-        when = "during the trials on held-out rows"
-    else:
-        when = "before its first checkpoint"
-    text = f"{path} has no trained model yet, because it was stopped {when}."
-    raise VardropError(f"{text} {resume_text(config, path)}")
+    return f"Resume it with `vardrop.resume({', '.join(arguments)})`."

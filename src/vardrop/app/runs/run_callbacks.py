@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from vardrop._core.errors import import_optional, printable
 from vardrop._core.files import to_json_safe
 from vardrop.app.store import Record
-from vardrop.tuning import Callback, Position
-
-if TYPE_CHECKING:
-    from vardrop.objective import ELBO
-    from vardrop.tuning import Loop
-    from vardrop.tuning.stacked import StackedTraining
+from vardrop.objective import ELBO
+from vardrop.tuning import Callback, Loop, Position
+from vardrop.tuning.stacked import StackedTraining
 
 
 class RunCallback(Callback):
@@ -109,8 +104,7 @@ class ProgressBar(RunCallback):
 
     def record(self, record: Record, elbo: ELBO) -> None:
         scores = record["validation"] or {"loss": record["loss"]}
-        text = "  ".join(f"{name} {score:.4g}" for name, score in scores.items())
-        self._bar.update(self._task, scores=text)
+        self._bar.update(self._task, scores="  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
 
     def stop(self) -> None:
         self._bar.stop()
@@ -118,8 +112,3 @@ class ProgressBar(RunCallback):
 
 class TextBar(TextLines, ProgressBar):
     """Prints the description of the data and notes, and shows a progress bar."""
-
-
-def on_terminal() -> bool:
-    """Whether standard error is a terminal, so that a progress bar is visible."""
-    return sys.stderr.isatty()

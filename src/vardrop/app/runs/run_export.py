@@ -41,18 +41,6 @@ def _calibration(run: Run) -> dict[str, Any]:
     return {"likelihood": likelihood, "conformal": rule, "level": LEVEL, "units": units}
 
 
-def _make_predictor(run: Run, mode: Serving, samples: int) -> Predictor:
-    """A predictor in the units of the target, with the calibration of the run."""
-    options, net, seed = _calibration(run), run.net.eval(), run.config.settings.seed
-    if mode == "moments":  # the rule was fitted on sampled predictions
-        options["conformal"] = None
-    if mode != "functions":
-        return Predictor(net, samples, mode=mode, **options)
-    if samples == 0 or not has_noise(net):
-        return Predictor(net, 1, mode="mean", **options)
-    return Ensemble(list(draws(net, samples, seed)), **options)
-
-
 def export_run(
     run: Run,
     path: str | Path,
@@ -94,7 +82,16 @@ def export_run(
     check_target(run, Path(path))
     check_choice("mode", mode, get_args(Serving))
     check_integer("samples", samples, 0 if mode == "functions" else 1)
-    return _write(run, _make_predictor(run, mode, samples), outputs, Path(path))
+    options, net = _calibration(run), run.net.eval()
+    if mode == "moments":  # the rule was fitted on sampled predictions
+        options["conformal"] = None
+    if mode != "functions":
+        predictor = Predictor(net, samples, mode=mode, **options)
+    elif samples == 0 or not has_noise(net):
+        predictor = Predictor(net, 1, mode="mean", **options)
+    else:
+        predictor = Ensemble(list(draws(net, samples, run.config.settings.seed)), **options)
+    return _write(run, predictor, outputs, Path(path))
 
 
 def check_target(run: Run, path: Path) -> None:

@@ -17,6 +17,7 @@ from vardrop.metrics.validate import weighted_mean
 Scores = dict[str, float | None]
 LEVEL = 0.95
 _UNEVEN = 1.5  # accuracy is easy if the most frequent class exceeds its even share so many times
+_EQUAL_TARGETS = "All targets of the test part are equal, so R\N{SUPERSCRIPT TWO} is undefined."
 _LEAST = math.log(torch.finfo(torch.float32).tiny)
 
 
@@ -134,9 +135,6 @@ def number_scores(
     flat = None if weight is None else weight.double().flatten()
     square = weighted_mean((middle - truth).square(), flat)
     spread = float(weighted_mean((truth - weighted_mean(truth, flat)).square(), flat))
-    notes = []
-    if spread == 0:
-        notes = ["All targets of the test part are equal, so R\N{SUPERSCRIPT TWO} is undefined."]
     scores: Scores = {
         "rmse": float(square.sqrt()),
         "mae": float(weighted_mean((middle - truth).abs(), flat)),
@@ -146,7 +144,7 @@ def number_scores(
         "coverage95": float(metrics.interval_coverage(*interval, y, share)),
         "width95": float(metrics.interval_width(*interval, share)),
     }
-    return Scored(scores, notes=notes)
+    return Scored(scores, notes=[] if spread else [_EQUAL_TARGETS])
 
 
 def majority(
@@ -161,8 +159,7 @@ def majority(
         weight: weight of each example, shape (N,).
     """
     counts = counts.double()
-    shares = (counts + 1) / (counts.sum() + len(classes))
-    probs = shares.expand(len(y), -1)
+    probs = ((counts + 1) / (counts.sum() + len(classes))).expand(len(y), -1)
     logs = probs.log()[range(len(y)), y]
     return class_scores(probs, logs, y, classes, counts / counts.sum(), weight).metrics
 
@@ -171,7 +168,6 @@ def constant(mean: float, std: float, y: Tensor, weight: Tensor | None = None) -
     """Scores of the mean and standard deviation of the training targets as the prediction."""
     y = y.double()
     means, stds = torch.full_like(y, mean), torch.full_like(y, max(std, 1e-12))
-    z = (y - means) / stds
     wide = math.sqrt(2) * float(torch.erfinv(torch.tensor(LEVEL, dtype=torch.float64))) * stds
-    logs = -0.5 * (z.square() + LOG_2PI) - stds.log()
+    logs = -0.5 * (((y - means) / stds).square() + LOG_2PI) - stds.log()
     return number_scores(means, stds, logs, y, (means - wide, means + wide), weight).metrics

@@ -12,15 +12,22 @@ import torch
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type, suggest
 from vardrop._core.errors import VardropError
 from vardrop.app.runs.distributed import resolve_device
-from vardrop.objective import linear_warmup
-from vardrop.objective.schedules import Schedule
+from vardrop.objective.schedules import Schedule, linear_warmup
 from vardrop.tuning.train import Precision
 
 Rate = Literal["constant", "linear", "late", "cosine"]
 FEW, FOLDS = 2000, 4  # tables with fewer rows are held out in so many folds
 _STEPS_FEW, _STEPS_MANY, _STEPS_IMAGES = 5000, 6000, 3000
 _FULL_KL = 100_000  # images with a KL weight of 1
-_LEAST = {"epochs": 1, "batch_size": 1, "folds": 1, "samples": 1, "pretrain": 0, "patience": 1}
+_LEAST = {
+    **dict.fromkeys(("epochs", "batch_size", "folds", "samples", "patience"), 1),
+    **dict.fromkeys(("pretrain", "seed"), 0),
+}
+_LIMITS: dict[str, dict[str, Any]] = {
+    **{name: {"at_least": 0} for name in ("weight_decay", "checkpoint_seconds", "beta")},
+    **{name: {"above": 0} for name in ("lr", "noise_lr", "clip")},
+    "seed": {"below": 2**62},  # generators take 63 bits
+}
 # Settings that may be None.
 _FOLLOWS = {"epochs", "batch_size", "folds", "patience", "beta", "lr", "noise_lr", "clip"}
 
@@ -98,19 +105,25 @@ class Settings:
         settings = {k: v for k, v in vars(self).items() if v is not None or k not in _FOLLOWS}
         for name in _LEAST.keys() & settings:
             check_integer(name, settings[name], _LEAST[name])
-        check_integer("seed", self.seed, 0)
-        check_number("seed", self.seed, below=2**62)  # generators take 63 bits
-        for name in {"weight_decay", "checkpoint_seconds", "beta"} & settings.keys():
-            check_number(name, settings[name], at_least=0)
-        for name in {"lr", "noise_lr", "clip"} & settings.keys():
-            check_number(name, settings[name], above=0)
+        for name in _LIMITS.keys() & settings:
+            check_number(name, settings[name], **_LIMITS[name])
         check_choice("rate", self.rate, get_args(Rate))
         check_choice("precision", self.precision, get_args(Precision))
         for name in ("compile", "compare", "heteroscedastic"):
             check_type(name, settings[name], bool, "True or False")
         check_type("device", self.device, str, "the name of a device")
-        _check_warmup(self.warmup)
-        _check_weights(self.class_weight)
+        epochs, weights = self.warmup, self.class_weight
+        if epochs is not None and (not isinstance(epochs, tuple) or len(epochs) != 2):
+            text = f"Expected `warmup` to be two epochs, such as (5, 20), but got {epochs!r}."
+            raise VardropError(text)
+        for epoch in epochs or ():
+            check_number("warmup", epoch, at_least=0)
+        if weights != "balanced":
+            wanted = "'balanced', or weights by class such as {'yes': 10, 'no': 1}"
+            check_type("class_weight", weights, dict | None, wanted)
+        for name, weight in weights.items() if isinstance(weights, dict) else ():
+            check_type("class_weight", name, str, "weights by the names of classes")
+            check_number(f"class_weight[{name!r}]", weight, at_least=0)
         self.schedule(1.0)
         if self.patience is not None and (self.folds or 1) > 1:
             text = f"`patience` needs a validation part, but got folds={self.folds}."
@@ -182,21 +195,3 @@ class Settings:
             raise VardropError(f"{text} Available: {', '.join(listed)}.")
         warmup = stored.get("warmup")
         return cls(**{**stored, "warmup": tuple(warmup) if isinstance(warmup, list) else warmup})
-
-
-def _check_weights(weights: Literal["balanced"] | dict[str, float] | None) -> None:
-    if weights is not None and weights != "balanced" and not isinstance(weights, dict):
-        example = "{'yes': 10, 'no': 1}"
-        text = f"Expected `class_weight` to be 'balanced', or weights by class such as {example}"
-        raise VardropError(f"{text}, but got {weights!r}.")
-    for name, weight in weights.items() if isinstance(weights, dict) else ():
-        check_type("class_weight", name, str, "weights by the names of classes")
-        check_number(f"class_weight[{name!r}]", weight, at_least=0)
-
-
-def _check_warmup(epochs: tuple[float, float] | None) -> None:
-    if epochs is not None and (not isinstance(epochs, tuple) or len(epochs) != 2):
-        text = "Expected `warmup` to be two epochs, such as (5, 20)"
-        raise VardropError(f"{text}, but got {epochs!r}.")
-    for epoch in epochs or ():
-        check_number("warmup", epoch, at_least=0)

@@ -19,8 +19,8 @@ from vardrop._core.processes import World
 from vardrop._core.rng import preserve_rng, seed_generators
 from vardrop.app.data import Part
 from vardrop.app.runs.config import Config
+from vardrop.app.runs.models import likelihood_for
 from vardrop.app.runs.recorder import Recorder, Validate, load_module, read_checkpoint
-from vardrop.app.runs.run import likelihood_for
 from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.runs.settings import Settings
 from vardrop.app.store import BEST, CHECKPOINT
@@ -40,6 +40,7 @@ class Training:
 
     Args:
         config: the run, with its method and its complete settings.
+        world: the processes, and the device of this one.
         directory: directory of the files of this training.
         train: the rows to train on.
         validate: returns scores on held-out rows, if there are any.
@@ -49,6 +50,7 @@ class Training:
     """
 
     config: Config
+    world: World
     directory: Path
     train: Part
     validate: Validate | None
@@ -59,45 +61,50 @@ class Training:
 
 def read_phase(directory: Path) -> str | None:
     """The phase of the checkpoint, or None if there is no checkpoint."""
-    if not (directory / CHECKPOINT).is_file():
-        return None
-    return str(read_checkpoint(directory)[1]["phase"])
+    started = (directory / CHECKPOINT).is_file()
+    return str(read_checkpoint(directory)[1]["phase"]) if started else None
 
 
-def train_net(
-    training: Training, net: nn.Module, callback: RunCallback, world: World, resuming: bool
-) -> ELBO:
+def train_net(training: Training, net: nn.Module, callback: RunCallback, resuming: bool) -> ELBO:
     """Train `net` in place, from the checkpoint if there is one, and return the kept model."""
-    config, best = training.config, training.directory / BEST
+    best = training.directory / BEST
     phase = read_phase(training.directory) if resuming else None
-    net.to(world.device)
-    if config.settings.pretrain and phase != "fit":
-        _run_phase(training, net, callback, world, "pretrain", phase == "pretrain")
-    _convert(config, net, world.device)
-    elbo = _run_phase(training, net, callback, world, "fit", phase == "fit")
-    if world.first:
+    if training.world.first:
+        training.directory.mkdir(parents=True, exist_ok=True)
+    if training.config.settings.pretrain and phase != "fit":
+        _run_phase(training, net, callback, "pretrain", phase == "pretrain")
+    elbo = _run_phase(training, net, callback, "fit", phase == "fit")
+    if training.world.first:
         load_module(elbo, read_tensors(best)[0], best)
     return elbo
 
 
 def train_stacked(
-    trainings: Sequence[Training], net: nn.Module, callback: RunCallback, world: World
+    trainings: Sequence[Training], net: nn.Module, callback: RunCallback
 ) -> list[ELBO] | None:
     """Train models that differ in rows and KL weight together, from one initial model.
 
     Returns None if they have to be trained one after the other. Files are written at the end.
     """
-    settings = trainings[0].config.settings
+    settings, world = trainings[0].config.settings, trainings[0].world
     special = settings.clip is not None or settings.compile or settings.precision != "float32"
     if special or settings.pretrain or settings.patience is not None or world.size > 1:
         return None
-    elbos = []
-    for training in trainings:
-        model = copy.deepcopy(net).to(world.device)
-        _convert(training.config, model, world.device)
-        elbos.append(_make_objective(training, model, len(training.train.y), world.device))
+    elbos = [_make_elbo(training, copy.deepcopy(net)) for training in trainings]
     if not all((t.directory / BEST).is_file() for t in trainings):
-        stacked = _stack(trainings, elbos)
+        assert settings.epochs and settings.batch_size  # noqa: PT018
+        parts = [training.train.to(world.device) for training in trainings]
+        plain = not has_noise(elbos[0].net)
+        stacked = StackedTraining(
+            elbos,
+            [(*part, part.weight) for part in parts],
+            partial(_make_groups, settings),
+            settings.epochs,
+            settings.batch_size,
+            [settings.schedule(0.0 if plain else float(t.beta)) for t in trainings],
+            settings.factor(settings.epochs),
+            settings.seed,
+        )
         try:
             stacked.check_vmap()
         except RuntimeError as failure:
@@ -113,21 +120,19 @@ def train_stacked(
         for training, state in zip(trainings, keep.states, strict=True):
             training.directory.mkdir(parents=True, exist_ok=True)
             write_tensors(training.directory / BEST, state)
-    for elbo, path in zip(elbos, (t.directory / BEST for t in trainings), strict=True):
-        load_module(elbo, read_tensors(path)[0], path)
-        elbo.eval()
+    for elbo, training in zip(elbos, trainings, strict=True):
+        path = training.directory / BEST
+        load_module(elbo.eval(), read_tensors(path)[0], path)
     return elbos
 
 
-def time_step(training: Training, net: nn.Module, device: torch.device) -> float:
+def time_step(training: Training, net: nn.Module) -> float:
     """The seconds of a training step: the mean of five after a first one, on a copy."""
-    settings = training.config.settings
+    settings, device = training.config.settings, training.world.device
     with preserve_rng(device):
-        model = copy.deepcopy(net).to(device)
-        _convert(training.config, model, device)
         count = min(settings.batch_size or 1, len(training.train.y))
         rows = training.train.take(torch.arange(count)).to(device)
-        elbo = _make_objective(training, model, len(rows.y), device)
+        elbo = _make_elbo(training, copy.deepcopy(net))
         optimizer = torch.optim.Adam(_make_groups(settings, elbo), fused=True)
 
         def step() -> None:
@@ -139,37 +144,19 @@ def time_step(training: Training, net: nn.Module, device: torch.device) -> float
         return timeit.timeit(step, number=5) / 5
 
 
-def _convert(config: Config, net: nn.Module, device: torch.device) -> None:
-    if config.method is not None:
+def _make_elbo(training: Training, net: nn.Module, plain: bool = False) -> ELBO:
+    """The objective of a network, which is moved and, unless `plain`, made noisy in place."""
+    config, device, count = training.config, training.world.device, len(training.train.y)
+    net.to(device)
+    if config.method is not None and not plain:
         seed_generators(device, config.settings.seed)  # some methods draw weights
         convert(net, config.method, config.include, config.exclude)
-
-
-def _make_objective(training: Training, net: nn.Module, count: int, device: torch.device) -> ELBO:
     beta = float(training.beta) if has_noise(net) else 0.0
-    likelihood = likelihood_for(training.config)
-    return ELBO(net, likelihood, count, beta, training.config.settings.samples).to(device)
+    return ELBO(net, likelihood_for(config), count, beta, config.settings.samples).to(device)
 
 
 def _make_groups(settings: Settings, elbo: nn.Module) -> list[dict[str, Any]]:
     return parameter_groups(elbo, settings.lr, settings.noise_lr, settings.weight_decay)
-
-
-def _stack(trainings: Sequence[Training], elbos: Sequence[ELBO]) -> StackedTraining:
-    settings, device = trainings[0].config.settings, elbos[0].beta.device
-    assert settings.epochs and settings.batch_size  # noqa: PT018
-    parts = [training.train.to(device) for training in trainings]
-    plain = not has_noise(elbos[0].net)
-    return StackedTraining(
-        elbos,
-        [(*part, part.weight) for part in parts],
-        partial(_make_groups, settings),
-        settings.epochs,
-        settings.batch_size,
-        [settings.schedule(0.0 if plain else float(t.beta)) for t in trainings],
-        settings.factor(settings.epochs),
-        settings.seed,
-    )
 
 
 class _KeepBest(Callback):
@@ -198,20 +185,15 @@ class _KeepBest(Callback):
 
 
 def _run_phase(
-    training: Training,
-    net: nn.Module,
-    callback: RunCallback,
-    world: World,
-    phase: str,
-    resuming: bool,
+    training: Training, net: nn.Module, callback: RunCallback, phase: str, resuming: bool
 ) -> ELBO:
-    settings, device, final = training.config.settings, world.device, phase == "fit"
-    plain = not final or not has_noise(net)
+    settings, world, final = training.config.settings, training.world, phase == "fit"
     epochs = settings.epochs if final else settings.pretrain
     assert epochs and settings.batch_size  # noqa: PT018
-    seed_generators(device, settings.seed + 7919 * (world.rank + 1) + final)
-    rows = training.train.to(device)
-    elbo = _make_objective(training, net, len(rows.y), device)
+    rows = training.train.to(world.device)
+    elbo = _make_elbo(training, net, plain=not final)
+    plain = not final or not has_noise(net)
+    seed_generators(world.device, settings.seed + 7919 * (world.rank + 1) + final)
     loop = Loop(
         elbo,
         torch.optim.Adam(_make_groups(settings, elbo), fused=True),

@@ -15,6 +15,7 @@ import math
 import os
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,10 +27,11 @@ from vardrop._core.rng import preserve_rng
 from vardrop.app.data import Dataset, Part
 from vardrop.app.runs import held_out
 from vardrop.app.runs.config import ABOUT_BEST, TRIALS, Config
-from vardrop.app.runs.held_out import Choice, HeldOutPrediction, HeldOutScores, Pairs, Scores
+from vardrop.app.runs.held_out import Choice, HeldOutScores, Pairs, Scores
 from vardrop.app.runs.recorder import load_module
 from vardrop.app.runs.run import predict_tensor
 from vardrop.app.runs.run_callbacks import RunCallback
+from vardrop.app.runs.settings import FEW
 from vardrop.app.runs.training import Training, time_step, train_net, train_stacked
 from vardrop.app.store import BEST, CHECKPOINT, HISTORY, PROGRESS
 from vardrop.conversion import convert
@@ -40,7 +42,6 @@ from vardrop.noisy import has_noise, kl
 from vardrop.objective import ELBO
 from vardrop.prediction import fit_log_scale
 
-_INITIAL = "net.safetensors"
 _SAMPLES = 64  # draws of a prediction that decides
 _VALIDATION_SAMPLES = 8
 
@@ -83,18 +84,17 @@ class FitJob:
         with preserve_rng(self.world.device):
             if self.config.method is not None:
                 convert(net, self.config.method, self.config.include, self.config.exclude)
-            counts = has_noise(net) and float(kl(net).detach()) != 0
-        return held_out.weights_to_try(len(self.rows.y)) if counts else (1.0,)
+            if not has_noise(net) or float(kl(net).detach()) == 0:
+                return (1.0,)
+        # Large weights underfit many rows, small ones overfit few rows.
+        return (1.0, 0.3, 0.1) if len(self.rows.y) < FEW else (1.0, 0.1, 0.01)
 
-    def predict(self, elbo: ELBO, part: Part) -> HeldOutPrediction:
-        """The prediction of held-out rows."""
-        seed = self.config.settings.seed
-        return HeldOutPrediction(predict_tensor(elbo, part.x, _SAMPLES, seed), part)
-
-    def score(self, held: Sequence[HeldOutPrediction]) -> tuple[float, HeldOutScores]:
-        """The scale of the noise that suits these rows, and the scores with it."""
-        log_scale = fit_log_scale([(p, part.y, part.weights) for p, part in held])
-        return log_scale, held_out.score_held_out(held, log_scale, self.config.units[1])
+    def score(self, held: Sequence[tuple[ELBO, Part]]) -> tuple[float, HeldOutScores]:
+        """The scale of the noise that suits the held-out rows of models, and the scores with it."""
+        seed, unit = self.config.settings.seed, self.config.units[1]
+        predicted = [(predict_tensor(elbo, part.x, _SAMPLES, seed), part) for elbo, part in held]
+        log_scale = fit_log_scale([(p, part.y, part.weights) for p, part in predicted])
+        return log_scale, held_out.score_held_out(predicted, log_scale, unit)
 
 
 def estimate_seconds(job: FitJob) -> float:
@@ -103,39 +103,43 @@ def estimate_seconds(job: FitJob) -> float:
     A step of a plain model takes about half of the time, and so do steps of stacked models.
     """
     settings, count, folds = job.config.settings, len(job.kl_weights()), len(job.pairs())
-    noisy = 1 + (folds - 1) * count / 2 if job.folded else count
-    plain = folds / 2 if settings.compare and job.config.method is not None else 0
+    trainings: float = 1 + (folds - 1) * count / 2 if job.folded else count
+    if settings.compare and job.config.method is not None:
+        trainings += folds / 2
     steps = (settings.epochs or 0) * math.ceil(len(job.rows.y) / (settings.batch_size or 1))
-    training = Training(job.config, job.path, job.rows, None, 1.0)
-    return (noisy + plain) * steps * time_step(training, job.net, job.world.device)
+    training = Training(job.config, job.world, job.path, job.rows, None, 1.0)
+    return trainings * steps * time_step(training, job.net)
 
 
 def run_fit_job(job: FitJob) -> ELBO:
     """Choose on held-out rows, train, and store both in the directory of the run."""
     config, path, world = job.config, job.path, job.world
     choice = Choice.read(path) if job.resuming else None
-    _keep_initial_weights(job)
+    initial = path / TRIALS / "net.safetensors"  # of a custom network
+    if config.own_net and job.resuming and initial.is_file():
+        load_module(job.net, read_tensors(initial)[0], initial)
+    elif config.own_net and world.first and not job.resuming:
+        initial.parent.mkdir(exist_ok=True)
+        write_tensors(initial, job.net.state_dict())
     if choice is None:
         choice = choose(job)
-        _write(choice, job)
+        if world.first:
+            write_tensors(path / held_out.CHOICE, *choice.state())
     beta = choice.beta if config.settings.beta is None else config.settings.beta
     held = job.data.validation
-    validate = None if job.folded else lambda elbo: validation_scores(elbo, held, config)
+    validate = None if job.folded else partial(validation_scores, part=held, config=config)
     best = config.settings.patience is not None
-    training = Training(config, path, job.rows, validate, beta, best, ABOUT_BEST)
+    training = Training(config, world, path, job.rows, validate, beta, best, ABOUT_BEST)
     adopted = world.broadcast_decision(world.first and not job.folded and _adopt_trial(path, beta))
-    elbo = train_net(training, job.net, job.callback, world, job.resuming or adopted)
+    elbo = train_net(training, job.net, job.callback, job.resuming or adopted)
     if not job.folded and not (path / "results.json").is_file():
-        log_scale, net = job.score([job.predict(elbo, held)])
-        _write(dataclasses.replace(choice, beta=beta).judge({"net": net}, log_scale), job)
+        log_scale, net = job.score([(elbo, held)])
+        choice = dataclasses.replace(choice, beta=beta).judge({"net": net}, log_scale)
+        if world.first:
+            write_tensors(path / held_out.CHOICE, *choice.state())
     if world.first:
         shutil.rmtree(path / TRIALS, ignore_errors=True)
     return elbo
-
-
-def _write(choice: Choice, job: FitJob) -> None:
-    if job.world.first:
-        choice.write(job.path)
 
 
 def _adopt_trial(path: Path, beta: float) -> bool:
@@ -152,18 +156,6 @@ def _adopt_trial(path: Path, beta: float) -> bool:
     return True
 
 
-def _keep_initial_weights(job: FitJob) -> None:
-    """Store the initial weights of a custom network, or restore them."""
-    path = job.path / TRIALS / _INITIAL
-    if not job.config.own_net:
-        return
-    if job.resuming and path.is_file():
-        load_module(job.net, read_tensors(path)[0], path)
-    elif job.world.first and not job.resuming:
-        path.parent.mkdir(exist_ok=True)
-        write_tensors(path, job.net.state_dict())
-
-
 def validation_scores(elbo: ELBO, part: Part, config: Config) -> Scores:
     """NLL and accuracy, or NLL and RMSE in the units of the target, during a training.
 
@@ -177,7 +169,7 @@ def validation_scores(elbo: ELBO, part: Part, config: Config) -> Scores:
     )
     p = predict_tensor(elbo, part.x, _VALIDATION_SAMPLES if empty_means else 0, seed=0)
     unit = config.units[1]
-    scores = held_out.score_held_out([HeldOutPrediction(p, part)], 0.0, unit).scores
+    scores = held_out.score_held_out([(p, part)], 0.0, unit).scores
     if isinstance(p.likelihood, Gaussian) and not has_noise(elbo.net):
         scores["nll"] = math.log(max(scores["rmse"], 1e-6 * unit)) + 0.5 * (LOG_2PI + 1)
     return scores
@@ -199,19 +191,15 @@ def choose(job: FitJob) -> Choice:
                 break
     least = min(nll.values(), default=0.0)
     # All processes take the first weight that the first process found to be the best.
-    best = next(
-        (w for w in weights if w in nll and job.world.broadcast_decision(nll[w] == least)),
-        weights[0],
-    )
-    classes = len(job.data.classes)
+    same = (w for w in weights if w in nll and job.world.broadcast_decision(nll[w] == least))
+    best, classes = next(same, weights[0]), len(job.data.classes)
     baseline = held_out.baseline_scores(pairs, classes, job.config.units[1])
     others = {"majority" if classes else "mean": baseline}
     if job.config.settings.compare and job.config.method is not None:
         note("training the plain model on the same rows for comparison")
         others["plain"] = _try(job, pairs, [None], "plain model")[None][1]
-    weights_nll = {f"{weight:g}": loss for weight, loss in nll.items()}
-    none = torch.zeros(0)
-    choice = Choice(best, 0.0, weights_nll, {}, {}, none, none).judge(others)
+    none, by_weight = torch.zeros(0), {f"{weight:g}": loss for weight, loss in nll.items()}
+    choice = Choice(best, 0.0, by_weight, {}, {}, none, none).judge(others)
     return choice.judge({"net": tried[best][1]}, tried[best][0]) if job.folded else choice
 
 
@@ -222,42 +210,34 @@ def _try(
 
     Folds are trained together if possible.
     """
-    trials = [(weight, fold) for weight in weights for fold in range(len(pairs))]
-    trainings = [_training(job, pairs[fold], weight, fold) for weight, fold in trials]
-    elbos = None
+    trainings, elbos = [], None
+    for weight in weights:
+        config, settings = job.config, job.config.settings
+        if weight is None:
+            settings = dataclasses.replace(settings, pretrain=0)
+            config = dataclasses.replace(config, method=None, settings=settings)
+        best = weight is None or settings.patience is not None
+        for fold, (train, held) in enumerate(pairs):
+            score = partial(validation_scores, part=held, config=config)
+            validate = score if best or not job.folded else None
+            path = _trial(job.path, weight, fold)
+            trainings.append(
+                Training(config, job.world, path, train, validate, weight or 0.0, best)
+            )
     if job.folded:
-        elbos = train_stacked(trainings, job.net, job.callback.trial(label), job.world)
+        elbos = train_stacked(trainings, job.net, job.callback.trial(label))
     if elbos is None:
         elbos = []
         for training in trainings:
-            if job.world.first:
-                training.directory.mkdir(parents=True, exist_ok=True)
             callback = job.callback.trial(f"trial {training.directory.name}")
-            net = copy.deepcopy(job.net)
-            elbos.append(train_net(training, net, callback, job.world, job.resuming))
-    held: dict[float | None, list[HeldOutPrediction]] = {}
-    for (weight, fold), elbo in zip(trials, elbos, strict=True):
-        held.setdefault(weight, []).append(job.predict(elbo, pairs[fold][1]))
-    tried = {weight: job.score(predictions) for weight, predictions in held.items()}
+            elbos.append(train_net(training, copy.deepcopy(job.net), callback, job.resuming))
+    models = iter(elbos)
+    tried = {w: job.score([(next(models), held) for _, held in pairs]) for w in weights}
     for weight, (_, scores) in tried.items():
         name = "plain model" if weight is None else f"KL weight {weight:g}"
         text = ", ".join(f"{title} {score:.4g}" for title, score in scores.scores.items())
         job.callback.note(f"{name}: {text} on held-out rows")
     return tried
-
-
-def _training(job: FitJob, pair: tuple[Part, Part], beta: float | None, fold: int) -> Training:
-    """A trial on the first part of a pair, of the plain model if there is no KL weight."""
-    config, settings, (train, held) = job.config, job.config.settings, pair
-    if beta is None:
-        settings = dataclasses.replace(settings, pretrain=0)
-        config = dataclasses.replace(config, method=None, settings=settings)
-    best = beta is None or settings.patience is not None
-    validate = None
-    if best or not job.folded:
-        validate = lambda elbo: validation_scores(elbo, held, config)  # noqa: E731
-    directory = _trial(job.path, beta, fold)
-    return Training(config, directory, train, validate, beta or 0.0, best)
 
 
 def _trial(path: Path, beta: float | None, fold: int) -> Path:
