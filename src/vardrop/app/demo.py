@@ -249,16 +249,16 @@ def train_rows(seed: int, data: Images, validation: Images) -> Iterator[Row]:
         return name, predict, count, time.process_time() - start
 
     plain = fit(data, seed)
-    yield row(PLAIN, make_predict(plain))
+    rows = [row(PLAIN, make_predict(plain))]  # the caller takes time between two rows
     calibrated = vd.calibrate(plain, validation, seed=0, progress=False)
-    yield row(TEMPERATURE, make_predict(plain, calibrated))
+    rows.append(row(TEMPERATURE, make_predict(plain, calibrated)))
     members = [plain, *(fit(data, 1000 * k + seed) for k in range(1, _MEMBERS))]
-    yield row(ENSEMBLE, vd.Ensemble(members), _MEMBERS * size)
+    yield from (*rows, row(ENSEMBLE, vd.Ensemble(members), _MEMBERS * size))
     start = time.process_time()
     net, decay, _ = choose([Candidate(fit(data, seed, d), d, size) for d in _DECAYS], validation)
-    yield row(DECAY, make_predict(net))
+    decayed = row(DECAY, make_predict(net))
     pruned = choose([prune_magnitudes(net, f, decay, data) for f in _FRACTIONS], validation)
-    yield row(PRUNED, make_predict(pruned.net), pruned.bytes)
+    yield from (decayed, row(PRUNED, make_predict(pruned.net), pruned.bytes))
     start = time.process_time()
     recipe = vd.bayes_by_backprop(vd.Normal(learned=True))
     noisy = [Candidate(fit(data, seed, 0.0, recipe, b), b, 2 * size) for b in _KL_WEIGHTS]

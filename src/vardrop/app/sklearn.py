@@ -301,7 +301,8 @@ class VardropRegressor(RegressorMixin, _Estimator):
         Returns:
             The lower ends and the upper ends, (N,) each.
         """
-        lower, upper = self.model_.interval(self.predict_dist(X), coverage)
+        p = self.predict_dist(X)  # raises NotFittedError before the model is asked for
+        lower, upper = self.model_.interval(p, coverage)
         return lower.flatten().numpy(), upper.flatten().numpy()
 
     def predict_quantiles(self, X: Table, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Floats:
@@ -422,7 +423,8 @@ class VardropClassifier(ClassifierMixin, _Estimator):
         Returns:
             The sets.
         """
-        return self.model_.sets(self.predict_dist(X), coverage).numpy()
+        p = self.predict_dist(X)
+        return self.model_.sets(p, coverage).numpy()
 
     def sample(self, X: Table, n_samples: int = 1, random_state: Seed = None) -> NDArray[Any]:
         """Classes drawn from the predictive distribution, (N, n_samples).
