@@ -8,16 +8,11 @@ from torch.utils._pytree import tree_leaves
 
 import vardrop as vd
 from tests.compression.nets import check_cut
+from tests.layers.test_recurrent import LAYERS
 from tests.refusals import assert_refused
 from vardrop.compression.modules.pruned_recurrent import Unrolled
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-LAYERS = {
-    "rnn": lambda: nn.RNN(4, 3, 2, nonlinearity="relu", bidirectional=True),
-    "gru": lambda: nn.GRU(4, 3, 2, batch_first=True, bidirectional=True),
-    "lstm": lambda: nn.LSTM(4, 5, 2, bias=False),
-    "projected": lambda: nn.LSTM(4, 5, proj_size=2, batch_first=True),
-}
 
 
 def numbers(output):

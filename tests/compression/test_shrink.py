@@ -11,6 +11,7 @@ import vardrop as vd
 from tests.compression.nets import NETS, Residual, RMSNorm, Separable, check_cut, sparsen
 from tests.nets import Parts, assert_unchanged
 from tests.refusals import assert_refused
+from tests.zoo.vision import BatchNormAct2d, FrozenBatchNorm2d
 from vardrop.compression import Select, ShrinkPlan, shrink
 
 
@@ -125,27 +126,8 @@ def heads():
     return net
 
 
-class NormAct(nn.BatchNorm2d):
-    """A norm with its activation, as in timm."""
-
-    def forward(self, x):
-        return super().forward(x).relu()
-
-
-class Frozen(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            self.register_buffer(name, torch.rand(width) + 0.5)
-
-    def forward(self, x):
-        tensors = (self.weight, self.bias, self.running_mean, self.running_var)
-        weight, bias, mean, variance = (t.view(1, -1, 1, 1) for t in tensors)
-        return (x - mean) * variance.rsqrt() * weight + bias
-
-
 NORMS = {
-    "of timm": NormAct, "of torchvision": Frozen, "synchronised": nn.SyncBatchNorm,
+    "of timm": BatchNormAct2d, "of torchvision": FrozenBatchNorm2d, "synchronised": nn.SyncBatchNorm,
     "of instances": nn.InstanceNorm2d, "not affine": partial(nn.BatchNorm2d, affine=False),
     "of tracked instances": partial(nn.InstanceNorm2d, affine=True, track_running_stats=True),
     "without statistics": partial(nn.BatchNorm2d, track_running_stats=False),

@@ -65,20 +65,12 @@ PLAIN = {
     "resnet, norms over groups": Entry(
         partial(vision.ResNet, lambda width: nn.GroupNorm(4, width)), images
     ),
-    "mobilenet v2": Entry(vision.mobilenet_v2, images),
-    "mobilenet v3": Entry(vision.mobilenet_v3, images),
     "efficientnet of timm": Entry(vision.efficientnet_timm, images),
     "efficientnet of torchvision": Entry(vision.efficientnet_torchvision, images),
     "repvgg": Entry(vision.repvgg, images),
     "densenet": Entry(vision.DenseNet, images),
-    "vgg": Entry(vision.vgg, images),
     "u-net": Entry(vision.UNet, images),
-    "u-net, norms over groups": Entry(
-        partial(vision.UNet, lambda width: nn.GroupNorm(4, width)), images
-    ),
     "diffusion u-net": Entry(sequences.DiffusionUNet, noised),
-    "convnext of torchvision": Entry(vision.convnext_torchvision, images),
-    "vit of torchvision": Entry(vision.VisionTransformer, images),
     "vit of timm": Entry(vision.TimmViT, images),
     "mlp mixer": Entry(vision.mixer, images),
     "text encoder": Entry(Classifier, tokens),

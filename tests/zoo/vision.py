@@ -62,28 +62,13 @@ class FrozenBatchNorm2d(nn.Module):
     def __init__(self, features, eps=1e-5):
         super().__init__()
         self.eps = eps
-        self.register_buffer("weight", torch.rand(features) + 0.5)
-        self.register_buffer("bias", torch.randn(features))
-        self.register_buffer("running_mean", torch.randn(features))
-        self.register_buffer("running_var", torch.rand(features) + 0.5)
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, torch.rand(features) + 0.5)
 
     def forward(self, x):
-        w, b, mean, var = (
-            t.reshape(1, -1, 1, 1)
-            for t in (self.weight, self.bias, self.running_mean, self.running_var)
-        )
+        w, b, mean, var = (t.reshape(1, -1, 1, 1) for t in self.buffers())
         scale = w * (var + self.eps).rsqrt()
         return x * scale + (b - mean * scale)
-
-
-class LayerNorm2d(nn.LayerNorm):
-    """The norm over channels of ConvNeXt."""
-
-    def forward(self, x):
-        y = functional.layer_norm(
-            x.permute(0, 2, 3, 1), self.normalized_shape, self.weight, self.bias, self.eps
-        )
-        return y.permute(0, 3, 1, 2)
 
 
 def conv(inputs, outputs, size=3, stride=1, groups=1):
@@ -159,24 +144,6 @@ class InvertedResidual(nn.Module):
         y = self.se(self.bn2(self.deep(self.bn1(self.expand(x)))))
         y = self.bn3(self.project(y))
         return x + self.drop_path(y) if self.residual else y
-
-
-def mobilenet_v2():
-    return nn.Sequential(
-        conv(3, 8, stride=2), nn.BatchNorm2d(8), nn.ReLU6(),
-        InvertedResidual(8, 8, 24), InvertedResidual(8, 12, 24), InvertedResidual(12, 12, 36),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(12, 5),
-    )  # fmt: skip
-
-
-def mobilenet_v3():
-    act = nn.Hardswish
-    return nn.Sequential(
-        conv(3, 8, stride=2), nn.BatchNorm2d(8), act(),
-        InvertedResidual(8, 8, 24, act, se=True), InvertedResidual(8, 12, 24, act, se=True),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 20), act(),
-        nn.Dropout(0.2, inplace=True), nn.Linear(20, 5),
-    )  # fmt: skip
 
 
 def efficientnet_timm():
@@ -260,25 +227,6 @@ class UNet(nn.Module):
         return self.out(self.dec1(torch.cat([a, self.up1(y)], 1)))
 
 
-class VisionTransformer(nn.Module):
-    """torchvision's: `nn.MultiheadAttention`, bare class token and positions."""
-
-    def __init__(self):
-        super().__init__()
-        self.patch, self.token = nn.Conv2d(3, 16, 4, 4), nn.Parameter(torch.randn(1, 1, 16))
-        self.positions = nn.Parameter(torch.randn(1, 17, 16) / 10)
-        layer = nn.TransformerEncoderLayer(
-            16, 4, 24, 0.1, "gelu", batch_first=True, norm_first=True
-        )
-        self.encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(16), enable_nested_tensor=False)
-        self.head = nn.Linear(16, 5)
-
-    def forward(self, x):
-        x = self.patch(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.positions
-        return self.head(self.encoder(x)[:, 0])
-
-
 class TimmAttention(nn.Module):
     """timm's attention: one projection, norms of queries and keys, a dropout rate of a module."""
 
@@ -337,28 +285,6 @@ class TimmViT(nn.Module):
         return self.head(self.norm(self.blocks(x)).mean(1))
 
 
-class ConvNeXtBlock(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.dwconv, self.norm = nn.Conv2d(width, width, 7, padding=3, groups=width), nn.LayerNorm(width)  # fmt: skip
-        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.layer_scale = nn.Parameter(torch.rand(width, 1, 1))
-        self.stochastic_depth = StochasticDepth(0.1)
-
-    def forward(self, x):
-        y = self.norm(self.dwconv(x).permute(0, 2, 3, 1))
-        y = self.fc2(functional.gelu(self.fc1(y))).permute(0, 3, 1, 2)
-        return x + self.stochastic_depth(self.layer_scale * y)
-
-
-def convnext_torchvision():
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 4, 4), LayerNorm2d(8), ConvNeXtBlock(8), LayerNorm2d(8),
-        nn.Conv2d(8, 12, 2, 2), ConvNeXtBlock(12), nn.AdaptiveAvgPool2d(1), LayerNorm2d(12),
-        nn.Flatten(), nn.Linear(12, 5),
-    )  # fmt: skip
-
-
 class RepVGGBlock(nn.Module):
     """Three parallel branches, as in training: 3x3, 1x1 and a norm of the input."""
 
@@ -402,18 +328,3 @@ def mixer():
 
     parts = {"patch": nn.Conv2d(3, 12, 4, 4), "blocks": nn.Sequential(Mixing(), Mixing())}
     return Parts(run, **parts, norm=nn.LayerNorm(12), head=nn.Linear(12, 5))
-
-
-def vgg():
-    """Convolutions and max pools, and functional dropout in the forward of the model."""
-
-    def run(net, x):
-        x = net.features(x).flatten(1)
-        x = functional.dropout(net.fc1(x).relu(), 0.5, net.training)
-        return net.fc2(x)
-
-    features = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 12, 3, padding=1),
-        nn.BatchNorm2d(12), nn.ReLU(), nn.MaxPool2d(2),
-    )  # fmt: skip
-    return Parts(run, features=features, fc1=nn.Linear(192, 24), fc2=nn.Linear(24, 5))
