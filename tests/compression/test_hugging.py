@@ -92,8 +92,7 @@ def test_named_arguments_are_an_example(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:The accuracy on validation data went from")
 def test_a_model_is_slimmed_on_named_batches_by_one_gate_per_head():
-    x = torch.randint(1, 50, (48, 6))
-    y = torch.randint(2, (48,))
+    x, y = torch.randint(1, 50, (48, 6)), torch.randint(2, (48,))
     batches = [({"input_ids": x[i : i + 16]}, y[i : i + 16]) for i in (0, 16, 32)]
     small = vd.slim(
         make("bert").eval(), batches[:2], batches[2:], macs=0.5, epochs=8, runtimes=["torch"]

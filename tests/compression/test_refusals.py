@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.nets import Parts
 from tests.refusals import assert_refused, unchanged
 
 NAN, INF = math.nan, math.inf
@@ -40,13 +41,8 @@ def one(output, target):
     return 1.0
 
 
-class Broken(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-
-    def forward(self, x):
-        raise RuntimeError("the user's own words")
+def broken(net, x):
+    raise RuntimeError("the user's own words")
 
 
 SHRINK = [
@@ -55,7 +51,7 @@ SHRINK = [
     (noisy, X[:0], {}, r"with at least one row, but got a tensor of shape \(0, 4\)"),
     (noisy, X * NAN, {}, "Expected `example_input` to be finite"),
     (noisy, torch.zeros(1, 9), {}, "Expected `net` to take `example_input`, but got RuntimeError"),
-    (lambda: vd.convert(Broken(), vd.sparse_vd()), X, {}, "RuntimeError: the user's own words"),
+    (lambda: vd.convert(Parts(broken, layer=nn.Linear(4, 3)), vd.sparse_vd()), X, {}, "RuntimeError: the user's own words"),
     (lambda: with_weight(noisy(), NAN), X, {}, "to be finite, but got NaN or infinity in '0.weight'"),
     (noisy, X, {"threshold": "x"}, "Expected `threshold` to be a number .* but got 'x'"),
     (noisy, X, {"threshold": {"0": NAN}}, "Expected `threshold` to be a number .* but got nan"),

@@ -25,9 +25,8 @@ def assert_equal(net, small, shape, tolerance=1e-5):
 
 
 @pytest.mark.parametrize("drop_inputs", [False, True])
-@pytest.mark.parametrize("name", NETS)
-def test_shrunken_equals_masked(name, drop_inputs):
-    make, shape = NETS[name]
+@pytest.mark.parametrize("make, shape", NETS.values(), ids=NETS)
+def test_shrunken_equals_masked(make, shape, drop_inputs):
     net = sparsen(make(), generator(), share=0.7)
     small, plan = shrink(net, torch.zeros(1, *shape), drop_inputs=drop_inputs)
     assert_equal(net, small, shape)
@@ -47,9 +46,8 @@ def test_kernels_keep_their_memory_format(layout):
     assert all(kernel.stride() == like.stride() for kernel, _, like in kernels)
 
 
-@pytest.mark.parametrize("name", NETS)
-def test_noisy_net_shrinks_to_its_masked_means(name):
-    make, shape = NETS[name]
+@pytest.mark.parametrize("make, shape", NETS.values(), ids=NETS)
+def test_noisy_net_shrinks_to_its_masked_means(make, shape):
     net = vd.convert(sparsen(make(), generator()), vd.sparse_vd()).eval()
     for module in net.modules():
         if isinstance(module, vd.layers.Variational):
@@ -183,9 +181,8 @@ CUTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CUTS)
-def test_dead_units_go_and_the_plan_says_why_others_stay(tmp_path, name):
-    make, shape, zeros, sizes, note = CUTS[name]
+@pytest.mark.parametrize("make, shape, zeros, sizes, note", CUTS.values(), ids=CUTS)
+def test_dead_units_go_and_the_plan_says_why_others_stay(tmp_path, make, shape, zeros, sizes, note):
     net, x = make().double().eval(), torch.randn(2, *shape, dtype=torch.double)
     with torch.no_grad():
         for parameter, index in zeros:

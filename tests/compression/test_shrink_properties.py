@@ -118,7 +118,8 @@ POOLS = {
     "max, dilated": lambda: nn.MaxPool2d(2, dilation=2, stride=1),
     "average": lambda: nn.AvgPool2d(2), "adaptive max": lambda: nn.AdaptiveMaxPool2d(3),
     "adaptive average": lambda: nn.AdaptiveAvgPool2d(3), "power average": lambda: nn.LPPool2d(2, 2),
-    "max, and its places": lambda: nn.Sequential(nn.MaxPool2d(2, return_indices=True), Values()),
+    "max, and its places": lambda: nn.Sequential(
+        nn.MaxPool2d(2, return_indices=True), Parts(lambda net, outputs: outputs[0])),
     "bilinear": lambda: nn.Upsample(scale_factor=0.5, mode="bilinear"),
     "padding": lambda: nn.ZeroPad2d(1),
 }  # fmt: skip
@@ -141,13 +142,6 @@ RECIPES = {
     "beta_bernoulli": vd.beta_bernoulli(), "bayesian_compression": vd.bayesian_compression(),
 }  # fmt: skip
 _CLOSED = {"logit": -8.0, "log_sigma": 3.0, "raw_a": -9.0, "log_sigma2": 8.0}
-
-
-class Values(nn.Module):
-    """The first of several outputs."""
-
-    def forward(self, outputs):
-        return outputs[0]
 
 
 class Net(nn.Module):
