@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 import vardrop as vd
-from tests.nets import Parts, reload
+from tests.nets import Parts, assert_unchanged, reload
 from tests.refusals import assert_refused
 
 LAYERS = {
@@ -70,13 +70,11 @@ def test_packed_sequences_and_initial_states(name):
 
 def test_drawing_leaves_the_layer_as_it_is():
     noisy = vd.convert(nn.LSTM(4, 3), vd.sparse_vd()).train()
-    before = {k: (v, v.clone()) for k, v in noisy.state_dict(keep_vars=True).items()}
-    weights = list(noisy._flat_weights)
-    noisy(torch.randn(5, 2, 4))
-    for key, tensor in noisy.state_dict(keep_vars=True).items():
-        assert tensor is before[key][0]
-        assert torch.equal(tensor, before[key][1])
-    assert all(a is b for a, b in zip(noisy._flat_weights, weights, strict=True))
+    before = [*noisy.parameters(), *noisy._flat_weights]
+    with assert_unchanged(noisy):
+        noisy(torch.randn(5, 2, 4))
+    after = [*noisy.parameters(), *noisy._flat_weights]
+    assert all(a is b for a, b in zip(after, before, strict=True))
 
 
 def classifier():

@@ -69,8 +69,7 @@ def test_mixture_quantiles_of_extreme_parts():
 
 
 def test_the_log_density_is_the_log_of_the_mean_density():
-    net, x = noisy_line(), torch.randn(4, 2)
-    y = torch.randn(4, 1)
+    net, x, y = noisy_line(), torch.randn(4, 2), torch.randn(4, 1)
     p = predict(net, x, 30, likelihood=vd.Gaussian(0.5), seed=0)
     density = norm.pdf((y - p.draws).double() / 0.5) / 0.5
     torch.testing.assert_close(
@@ -172,10 +171,8 @@ def test_a_conformal_rule_is_for_the_mode_that_it_was_fitted_on(likelihood):
     y = torch.randint(3, (40,)) if likelihood.class_axis is not None else torch.randn(40, 3)
     sampled, moments = predict(net, x, seed=0, **given), predict(net, x, mode="moments", **given)
     by_draws, by_moments = conformal(sampled, y), conformal(moments, y)
-    for rule, same, other, mode in (
-        (by_draws, sampled, moments, "moments"),
-        (by_moments, moments, sampled, "sample"),
-    ):
+    rules = (by_draws, sampled, moments, "moments"), (by_moments, moments, sampled, "sample")
+    for rule, same, other, mode in rules:
         apply = rule.classes if same.classifies else rule.interval
         apply(same)
         assert_refused(f'but got mode="{mode}".*Fit the rule again', apply, other)
@@ -293,7 +290,6 @@ def test_a_prediction_is_tempered_in_log_space():
 
 @pytest.mark.parametrize("std", [0.1, 1.0, 10.0])
 def test_the_width_of_values_does_not_depend_on_where_it_starts(std):
-    x, net = torch.randn(50, 2), torch.nn.Linear(2, 1).eval()
-    error = 0.0098 * torch.randn(50, 1)
+    x, net, error = torch.randn(50, 2), torch.nn.Linear(2, 1).eval(), 0.0098 * torch.randn(50, 1)
     found = vd.calibrate(net, (x, net(x).detach() + error), vd.Gaussian(std=std))
     assert float(found.std) == pytest.approx(float(error.square().mean().sqrt()), rel=1e-3)
