@@ -30,9 +30,8 @@ def test_passes_grow_as_the_digits_of_the_number_of_layers(monkeypatch):
 
 
 def encoder():
-    return nn.Sequential(
-        nn.Linear(6, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    ).eval()
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.Sequential(nn.Linear(6, 8), layer).eval()
 
 
 def test_layers_whose_weight_other_code_reads_keep_their_inputs():
@@ -63,9 +62,8 @@ def test_a_threshold_of_an_encoder_and_of_two_inputs():
 
 
 def test_nothing_to_remove_has_a_reason():
-    plan = vd.shrink(
-        nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 3)
-    ).plan
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    plan = vd.shrink(net, torch.randn(2, 3)).plan
     assert plan.notes == ("No unit is removed: none of those that could be followed is dead.",)
 
 

@@ -7,12 +7,9 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.integrations.models import MODELS, batch_of, make, one_row
 from tests.refusals import assert_refused, unchanged
 from vardrop.prediction.functions import FixedNoise
-
-pytest.importorskip("transformers")
-
-from tests.integrations.models import MODELS, batch_of, make, one_row
 
 RECIPES = {
     "weights": vd.bayes_by_backprop(log_sigma2=-3.0),
@@ -183,13 +180,10 @@ def both_refuse(net, batch, match, **options):
 
 def test_rows_of_different_length():
     short = {**batch_of("bert"), "attention_mask": torch.ones(2, 7, dtype=torch.long)}
-    both_refuse(
-        noisy_bad(), short, "tensors of `x` to have one number of examples, but got 2 and 3"
-    )
+    told = "tensors of `x` to have one number of examples, but got"
+    both_refuse(noisy_bad(), short, f"{told} 2 and 3")
     ragged = {"input_ids": [torch.ones(n, dtype=torch.long) for n in (3, 4, 4)]}
-    both_refuse(
-        noisy_bad(), ragged, "tensors of `x` to have one number of examples, but got 3 and 4"
-    )
+    both_refuse(noisy_bad(), ragged, f"{told} 3 and 4")
     both_refuse(noisy_bad(), {"input_ids": [[1, 2, 3], [1, 2], [1]]}, "Expected .* to be .*tensors")
 
 

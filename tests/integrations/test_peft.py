@@ -1,19 +1,14 @@
 """PEFT models: the Trainer with the ELBO, and adapters as checkpoints."""
 
+import peft
 import pytest
 import torch
 
 import vardrop as vd
-from tests.nets import is_same_state
-from tests.refusals import assert_refused
-
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
-
-import peft
-
 from tests.integrations.models import MODELS
 from tests.integrations.test_trainer import arguments, examples
+from tests.nets import is_same_state
+from tests.refusals import assert_refused
 from vardrop.integrations.huggingface import from_pretrained, save_pretrained
 from vardrop.integrations.trainer import ELBOTrainer
 

@@ -72,7 +72,6 @@ def run(folder, script, *launch):
 
 
 def test_processes_of_the_trainer_draw_their_own_noise(tmp_path):
-    pytest.importorskip("transformers")
     first, second = run(tmp_path, TRAINER, *TORCHRUN)
     for mine, others in zip(first[1], second[1], strict=True):
         assert not torch.equal(mine, others)
@@ -83,7 +82,6 @@ def test_processes_of_the_trainer_draw_their_own_noise(tmp_path):
 
 @pytest.mark.slow
 def test_processes_of_lightning_draw_their_own_noise(tmp_path):
-    pytest.importorskip("lightning.pytorch")
     first, second = run(tmp_path, LIGHTNING)
     assert len(first[1]) == 2
     assert not any(torch.equal(*both) for both in zip(first[1], second[1], strict=True))

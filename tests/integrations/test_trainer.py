@@ -6,20 +6,16 @@ import shutil
 
 import pytest
 import torch
+import transformers
 from torch.utils.data import IterableDataset
 
 import vardrop as vd
+from tests.integrations.models import MODELS
 from tests.nets import is_same_state
 from tests.refusals import assert_refused
-from vardrop.noisy import noisy_modules
-
-pytest.importorskip("transformers")
-
-import transformers
-
-from tests.integrations.models import MODELS
 from vardrop.integrations.huggingface import from_pretrained, read_noise
 from vardrop.integrations.trainer import ELBOTrainer
+from vardrop.noisy import noisy_modules
 
 
 def examples(count=64):

@@ -49,8 +49,7 @@ def test_a_draw_is_the_torch_layer_of_the_drawn_weights(name, recipe):
 @pytest.mark.parametrize("name", ALL)
 def test_every_sequence_of_a_call_sees_one_draw(name):
     noisy = vd.convert(ALL[name]().double(), vd.bayes_by_backprop(log_sigma2=-1.0)).train()
-    x = inputs(name)
-    axis = 0 if "cell" in name or getattr(noisy, "batch_first", False) else 1
+    x, axis = inputs(name), 0 if "cell" in name or getattr(noisy, "batch_first", False) else 1
     one = x.narrow(axis, 0, 1)
     both = flat(noisy(torch.cat([one, one], axis)))[0]
     torch.testing.assert_close(both.narrow(axis, 0, 1), both.narrow(axis, 1, 1))
@@ -105,8 +104,7 @@ def test_a_mask_is_one_set_of_weights_per_sequence(name, recipe):
     """Masks on inputs and state are masks on the columns of the weights, one per sequence."""
     noisy, x, masks = vd.convert(LAYERS[name]().double(), recipe).train(), inputs(name), []
     noisy.gate.register_forward_hook(lambda module, args, output: masks.append(output.detach()))
-    found = flat(noisy(x))
-    axis = 0 if noisy.batch_first else 1
+    found, axis = flat(noisy(x)), 0 if noisy.batch_first else 1
     assert masks[0].shape == (x.shape[axis], noisy.gate.units)
     assert len({tuple(m.tolist()) for m in masks[0]}) > 1
     for row, mask in enumerate(masks[0]):

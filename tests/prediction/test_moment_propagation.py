@@ -139,8 +139,7 @@ def test_moments_of_every_layer_against_100_000_samples(kind, log_sigma2):
 
 def test_uncertainty_of_the_moments_is_that_of_samples():
     net, x = vd.convert(mlp(16, 64, 32, 4), vd.sparse_vd(log_sigma2=-3.0)), torch.randn(8, 16)
-    sampled = vd.predict(net, x, 20_000, seed=0)
-    found = vd.predict(net, x, 20_000, mode="moments")
+    sampled, found = vd.predict(net, x, 20_000, seed=0), vd.predict(net, x, 20_000, mode="moments")
     assert (found.probs - sampled.probs).abs().max() < 0.02
     assert (found.epistemic / sampled.epistemic - 1).abs().max() < 0.1
     assert torch.equal(found.probs, vd.predict(net, x, 20_000, mode="moments").probs)
@@ -151,8 +150,7 @@ def test_unsupported_modules_are_named_and_the_net_is_left_alone():
     assert_refused(r"'1' \(Softmax\), which calls softmax", propagate, net, torch.zeros(1, 3))
     assert net.training
     assert all("forward" not in m.__dict__ and not m._forward_hooks for m in net.modules())
-    image = torch.zeros(1, 1, 4, 4)
-    drop = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout2d(0.5))
+    image, drop = torch.zeros(1, 1, 4, 4), nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout2d(0.5))
     assert_refused(r"'1' \(Dropout2d\), which calls noise without", propagate, drop, image)
     pool = nn.Sequential(vd.Conv2d(1, 2, 1, posterior=vd.AdditiveGaussian()), nn.MaxPool2d(2, 1))
     assert_refused(r"'1' \(MaxPool2d\), which calls max_pool2d with over", propagate, pool, image)

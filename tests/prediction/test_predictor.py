@@ -66,8 +66,7 @@ def test_code_may_flatten_as_it_likes_after_batchnorm(name):
         tensor.normal_(generator=torch.Generator().manual_seed(3))
     net.norm.running_var.fill_(2.5)
     vd.convert(net, vd.sparse_vd(log_sigma2=-30.0)).eval()
-    x = torch.randn(200, 1, 6, 6)
-    predictor = vd.Predictor(net, 4, likelihood=vd.Values())
+    x, predictor = torch.randn(200, 1, 6, 6), vd.Predictor(net, 4, likelihood=vd.Values())
     torch.testing.assert_close(predictor(x).mean, net(x).detach(), rtol=1e-3, atol=1e-3)
     assert predictor.plan(x).endswith("is shared") != name.startswith("len")
 

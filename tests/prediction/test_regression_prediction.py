@@ -85,8 +85,7 @@ def test_classes_and_binary_targets_have_log_probabilities():
     p = predict(net, x, 10, seed=0)
     torch.testing.assert_close(p.log_prob(y), p.probs[torch.arange(4), y].log())
     binary = predict(net, x, 10, likelihood=vd.Bernoulli(), seed=0)
-    target = torch.tensor([[0.0, 1.0, 1.0]]).expand(4, 3)
-    probs = binary.draws.sigmoid()
+    target, probs = torch.tensor([[0.0, 1.0, 1.0]]).expand(4, 3), binary.draws.sigmoid()
     chosen = torch.where(target > 0, probs, 1 - probs).prod(2)  # of the three together
     torch.testing.assert_close(binary.log_prob(target), chosen.mean(0).log())
     entropies = -(binary.probs.xlogy(binary.probs) + (1 - binary.probs).xlogy(1 - binary.probs))
@@ -247,8 +246,7 @@ def test_conformal_intervals_hold_all_outputs_of_a_row(rows, dependent):
     noise = torch.randn(trials, rows + 1, 1 if dependent else outputs, generator=generator)
     mean = torch.randn(rows + 1, outputs, generator=generator)
     y = mean + 0.5 * noise  # half of the deviation that is predicted
-    held, fresh = certain(mean[:rows]), certain(mean[rows:])
-    covered = []
+    held, fresh, covered = certain(mean[:rows]), certain(mean[rows:]), []
     for trial in y:
         lower, upper = conformal(held, trial[:rows], level).interval(fresh)
         covered.append(bool(((trial[rows:] >= lower) & (trial[rows:] <= upper)).all()))

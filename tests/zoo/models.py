@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
 
 from tests.compression.nets import Classifier
+from tests.integrations.models import batch_of, make, one_row
 from tests.zoo import sequences, vision
 
 
@@ -85,18 +85,13 @@ PLAIN = {
 }
 
 
-def hugging(name, pick=None):
-    """A model of transformers, which is imported with the first model."""
-    models = lambda: import_module("tests.integrations.models")
-    pick = pick or (lambda output: models().one_row(output))
-    return Entry(lambda: models().make(name), lambda rows: models().batch_of(name, rows), pick)
-
-
 NAMES = """bert distilbert roberta modernbert deberta_v2 gpt2 llama mistral qwen3 gemma3 phi3 qwen3_moe
-mamba vit dinov2 convnext swinv2 t5 bart whisper wav2vec2"""
-HUGGING = {name: hugging(name) for name in NAMES.split()} | {
-    "segformer": hugging("segformer", lambda output: output.logits),
-    "clip": hugging("clip", lambda output: output.image_embeds),
-    "patchtst": hugging("patchtst", lambda output: output.prediction_outputs.flatten(1)),
+mamba vit dinov2 convnext swinv2 t5 bart whisper wav2vec2 segformer clip patchtst"""
+PICKS = {
+    "segformer": lambda output: output.logits, "clip": lambda output: output.image_embeds,
+    "patchtst": lambda output: output.prediction_outputs.flatten(1),
+}  # fmt: skip
+ZOO = PLAIN | {
+    name: Entry(partial(make, name), partial(batch_of, name), PICKS.get(name, one_row))
+    for name in NAMES.split()
 }
-ZOO = {**PLAIN, **HUGGING}

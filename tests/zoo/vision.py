@@ -249,13 +249,8 @@ class TimmAttention(nn.Module):
         return self.proj(x.transpose(1, 2).reshape(b, n, self.num_heads * self.head_dim))
 
 
-class LayerScale(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.gamma = nn.Parameter(torch.rand(width))
-
-    def forward(self, x):
-        return x * self.gamma
+def layer_scale(width):
+    return Parts(lambda net, x: x * net.gamma, gamma=nn.Parameter(torch.rand(width)))
 
 
 class TimmBlock(nn.Module):
@@ -263,7 +258,7 @@ class TimmBlock(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attn, self.ls1, self.ls2 = (
-            TimmAttention(width, qk_norm=qk_norm), LayerScale(width), LayerScale(width)
+            TimmAttention(width, qk_norm=qk_norm), layer_scale(width), layer_scale(width)
         )  # fmt: skip
         self.drop_path1, self.drop_path2 = DropPath(0.1), DropPath(0.1)
         self.fc1, self.act, self.fc2 = nn.Linear(width, 24), nn.GELU(), nn.Linear(24, width)
@@ -314,9 +309,8 @@ def mixer():
             super().__init__()
             self.norm1, self.norm2 = nn.LayerNorm(12), nn.LayerNorm(12)
             self.tokens = nn.Sequential(nn.Linear(16, 20), nn.GELU(), nn.Linear(20, 16))
-            self.channels = nn.Sequential(
-                nn.Linear(12, 24), nn.GELU(), nn.Dropout(0.1), nn.Linear(24, 12)
-            )
+            layers = nn.Linear(12, 24), nn.GELU(), nn.Dropout(0.1), nn.Linear(24, 12)
+            self.channels = nn.Sequential(*layers)
 
         def forward(self, x):
             x = x + self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
