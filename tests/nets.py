@@ -3,6 +3,7 @@
 import contextlib
 import copy
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -13,6 +14,18 @@ def is_same_state(one, other):
     """Whether two modules, or their states, have equal tensors of the same names."""
     one, other = (v.state_dict() if isinstance(v, nn.Module) else v for v in (one, other))
     return one.keys() == other.keys() and all(torch.equal(v, other[k]) for k, v in one.items())
+
+
+def is_equal(a, b):
+    """Whether two structures hold equal numbers and tensors; NaN is equal to NaN."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(is_equal(a[k], b[k]) for k in a)
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(is_equal, a, b))
+    if isinstance(a, torch.Tensor | np.ndarray):
+        a, b = np.asarray(a), np.asarray(b)
+        return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+    return repr(a) == repr(b)
 
 
 @contextlib.contextmanager
@@ -44,6 +57,14 @@ class Named(Parts):
 
     def forward(self, *inputs, **named):
         return self.run(self, *inputs, **named)
+
+
+def digits():
+    """The small digits that come with scikit-learn, as rows."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    return torch.from_numpy(x).float() / 16, torch.from_numpy(y)
 
 
 def reload(net, into, folder):

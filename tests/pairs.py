@@ -11,8 +11,7 @@ def covering(count: int = 4) -> list[tuple[str, str]]:
     Layers and recipes are independent parts, so that a fault in one of them shows without the
     product of both tables. The pairs are always the same, and spread over the tables.
     """
-    pairs = list(cases())
-    covered = set()
+    pairs, covered = list(cases()), set()
     for side in (0, 1):
         for number, name in enumerate(dict.fromkeys(pair[side] for pair in pairs)):
             partners = [pair for pair in pairs if pair[side] == name]

@@ -1,8 +1,12 @@
-"""Python in a process of its own."""
+"""Python in a process of its own, and a server of files."""
 
+import contextlib
+import functools
+import http.server
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -15,3 +19,18 @@ def python(*words, env=(), check=False, **options):
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **dict(env)}
     given = {"capture_output": True, "text": True, "timeout": 300, "env": env} | options
     return subprocess.run([sys.executable, *map(str, words)], check=check, **given)
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def serve(folder):
+    """A folder over HTTP on this machine: its address."""
+    handler = functools.partial(_Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()

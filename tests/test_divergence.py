@@ -23,8 +23,7 @@ def quadrature(mean, variance, log_prob):
     std = math.sqrt(variance)
 
     def f(z):
-        w = mean + std * z
-        log_q = -0.5 * z * z - math.log(std) - 0.5 * math.log(2 * math.pi)
+        w, log_q = mean + std * z, -0.5 * z * z - math.log(std) - 0.5 * math.log(2 * math.pi)
         density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
         return density * (log_q - float(log_prob(torch.tensor(w, dtype=torch.float64), {})))
 
@@ -51,10 +50,8 @@ def test_student_bound_is_above_and_tends_to_ard():
 
 def test_ard_is_the_best_normal():
     q = vd.AdditiveGaussian(log_sigma2=0.5)
-    best = sum(
-        kl(q, vd.Normal(std=math.sqrt(float(w) ** 2 + math.exp(0.5))), w.view(1, 1))
-        for w in WEIGHT.flatten()
-    )
+    normal = lambda w: vd.Normal(std=math.sqrt(float(w) ** 2 + math.exp(0.5)))
+    best = sum(kl(q, normal(w), w.view(1, 1)) for w in WEIGHT.flatten())
     assert float(kl(q, vd.ARD())) == pytest.approx(float(best), rel=1e-9)
 
 
@@ -160,8 +157,7 @@ def test_kl_of_additive_noise_at_its_extremes(prior, exact, weight, log_sigma2, 
     (vd.LogUniform(), 0.6351814), (vd.LogUniform("sigmoid"), 0.63576), (vd.ARD(), 0.0),
 ])  # fmt: skip
 def test_kl_of_multiplicative_noise_at_its_extremes(prior, asymptote, log_alpha):
-    t = torch.full((1, 1), log_alpha, requires_grad=True)
-    q = vd.MultiplicativeGaussian(per="layer")
+    t, q = torch.full((1, 1), log_alpha, requires_grad=True), vd.MultiplicativeGaussian(per="layer")
     value = kl_divergence(q, prior, torch.ones(3, 4), AXES, {"log_alpha": t}, {})
     (slope,) = torch.autograd.grad(value, t)
     expected = (asymptote - 0.5 * log_alpha, -0.5) if log_alpha < 0 else (0.0, 0.0)
@@ -173,8 +169,7 @@ def test_kl_of_multiplicative_noise_at_its_extremes(prior, asymptote, log_alpha)
 @pytest.mark.parametrize("weight", [0.0, 1e-30, 1.0])
 def test_multiplicative_noise_at_a_small_weight(prior, weight):
     # The exact KL grows as -log |w| without end; at zero it stops at the smallest normal number.
-    w = torch.full((2, 3), weight, requires_grad=True)
-    q = vd.MultiplicativeGaussian(alpha=1.0)
+    w, q = torch.full((2, 3), weight, requires_grad=True), vd.MultiplicativeGaussian(alpha=1.0)
     value = kl_divergence(q, prior, w, AXES, q.initial(w, AXES), {})
     (slope,) = torch.autograd.grad(value, w)
     assert value.isfinite()

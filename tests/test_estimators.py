@@ -36,11 +36,6 @@ ESTIMATORS = {
 }  # fmt: skip
 
 
-def layer_and_input(kind, recipe):
-    make, shape = LAYERS[kind]
-    return vd.convert(make().double(), recipe), torch.randn(shape, dtype=torch.float64)
-
-
 def moments_by_matrix(layer, x):
     """The map x -> y is linear in the weights: read its matrix off, weight by weight."""
     with torch.no_grad(), vd.sampling(layer, on=False):
@@ -66,7 +61,7 @@ def draws_of(layer, x, count=DRAWS):
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_bilinear_and_embedding(estimator):
-    recipe = vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=ESTIMATORS[estimator])
+    recipe = gaussian(estimator)
     bilinear = vd.convert(nn.Bilinear(3, 2, 2).double(), recipe)
     a, b = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)
     with vd.sampling(bilinear), torch.no_grad():
@@ -103,8 +98,7 @@ def test_examples_are_uncorrelated_but_for_a_shared_draw(estimator, correlated):
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_explicit_noise_repeats_output_and_gradient(estimator):
-    recipe = vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=ESTIMATORS[estimator])
-    layer, x = vd.convert(nn.Linear(5, 3), recipe), torch.randn(4, 5)
+    layer, x = vd.convert(nn.Linear(5, 3), gaussian(estimator)), torch.randn(4, 5)
     weight_noise = (torch.randn(3, 5), None)
     noise = {
         "weight_sample": weight_noise,
@@ -119,8 +113,7 @@ def test_explicit_noise_repeats_output_and_gradient(estimator):
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_explicit_noise_of_another_estimator_is_an_error(estimator):
-    recipe = vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=ESTIMATORS[estimator])
-    layer, wrong = vd.convert(nn.Linear(5, 3), recipe), torch.randn(2, 4, 3)
+    layer, wrong = vd.convert(nn.Linear(5, 3), gaussian(estimator)), torch.randn(2, 4, 3)
     wrong = (wrong, None) if estimator == "local" else wrong
     assert_refused("Expected `noise` to be .*, but got", layer, torch.randn(4, 5), noise=wrong)
 
@@ -203,7 +196,8 @@ MATCHED += [(k, vd.Recipe(q, estimator=LIMIT)) for k in FAMILIES[:2] for q in LI
 
 @pytest.mark.parametrize("kind, recipe", MATCHED)
 def test_mean_and_variance(kind, recipe):
-    layer, x = layer_and_input(kind, recipe)
+    make, shape = LAYERS[kind]
+    layer, x = vd.convert(make().double(), recipe), torch.randn(shape, dtype=torch.float64)
     mean, variance = moments_by_matrix(layer, x)
     assert_mean(draws := draws_of(layer, x), mean)
     if recipe != SHARED or kind == "linear":  # a mask shared over positions correlates the terms

@@ -1,11 +1,8 @@
 """A file of `export_onnx` answers in a real browser, by onnxruntime-web, as torch does."""
 
-import functools
-import http.server
 import json
 import shutil
 import subprocess
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +12,10 @@ from torch import nn
 
 import vardrop as vd
 from tests.app.report import browser
+from tests.running import ROOT, serve
 
-pytest.importorskip("onnxscript")
 NPM = shutil.which("npm")
-PAGE = Path(__file__).parents[1] / "examples" / "browser"
+PAGE = ROOT / "examples" / "browser"
 CACHE = Path.home() / ".cache" / "vardrop-browser"
 MISSING = browser.CHROMIUM is None or NPM is None
 pytestmark = pytest.mark.skipif(MISSING, reason="needs chromium and npm")
@@ -43,20 +40,10 @@ def folder(tmp_path_factory):
     return found
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture(scope="module")
 def address(folder):
-    handler = functools.partial(_Quiet, directory=folder)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/index.html"
-        server.shutdown()
-        thread.join()
+    with serve(folder) as address:
+        yield f"{address}index.html"
 
 
 @pytest.mark.parametrize("mode", ["moments", "sample"])

@@ -22,17 +22,11 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from tests.nets import assert_unchanged
+from tests.nets import assert_unchanged, is_equal
 from vardrop._core.files import read_tensors, with_checksum, write_tensors
-from vardrop.app.runs import fit, load_run
 from vardrop.app.runs.evaluate import write_predictions
 from vardrop.app.runs.recorder import read_checkpoint
 from vardrop.app.store import read_run
-from vardrop.compression import load, pack, save, unpack
-
-pytest.importorskip("safetensors")
-pytest.importorskip("sklearn")
-
 from vardrop.sklearn import VardropClassifier
 
 OUTSIDE = "outside.txt"
@@ -60,20 +54,20 @@ def folder(tmp_path_factory):
     base = tmp_path_factory.mktemp("fuzz") / "deep" / "er"
     base.mkdir(parents=True)
     settings = {"epochs": 2, "folds": 1, "beta": 0.1, "batch_size": 32}
-    fit(table(200), "dense-6", target="y", out=base / "run", compare=False, **settings)
+    vd.fit(table(200), "dense-6", target="y", out=base / "run", compare=False, **settings)
     shutil.rmtree(base / "run" / "trials", ignore_errors=True)
     frame = table().drop(columns=["y", "street", "day"])
     options = {"epochs": 2, "folds": 1, "beta": 0.1, "random_state": 0}
     classes = ["no", "yes"] * 30
     VardropClassifier((4,), **options).fit(frame, classes).save(base / "estimator.safetensors")
-    save(small_net(), base / "net.safetensors")
-    pack(small_net(), base / "net.vdp")
+    vd.save(small_net(), base / "net.safetensors")
+    vd.pack(small_net(), base / "net.vdp")
     vd.save_noisy(vd.convert(small_net(), vd.sparse_vd()), base / "noisy.safetensors")
     return base
 
 
 def run_content(path):
-    run = load_run(path.parent)
+    run = vd.load_run(path.parent)
     p = run.predict(table(3), samples=2)
     return run.config.to_json(), run.state()[0], p.mean, run.interval(p).lower
 
@@ -106,7 +100,7 @@ READERS = {
     "run/history.jsonl": stored_content, "run/checkpoint.json": stored_content,
     "run/checkpoint.safetensors": lambda path: read_checkpoint(path.parent),
     "estimator.safetensors": estimator_content,
-    "net.safetensors": net_content(load), "net.vdp": net_content(unpack),
+    "net.safetensors": net_content(vd.load), "net.vdp": net_content(vd.unpack),
     "noisy.safetensors": lambda path: vd.load_noisy(path, into=small_net()).state_dict(),
 }  # fmt: skip
 
@@ -114,24 +108,11 @@ READERS = {
 CHECKED = ("net.safetensors", "net.vdp")  # a checksum of all bytes: whatever is damaged is told
 
 
-def is_same(a, b):
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(is_same(a[k], b[k]) for k in a)
-    if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(map(is_same, a, b))
-    if isinstance(a, torch.Tensor | np.ndarray):
-        return np.array_equal(
-            np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind == "f"
-        )
-    return repr(a) == repr(b)
-
-
 def memory():
     """The most memory that the process has had so far, in bytes."""
     resource = pytest.importorskip("resource")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def files_around(base):
@@ -149,7 +130,7 @@ def check(folder, name, content, expected=None):
     except vd.VardropError as error:
         told, right = str(error), True
     else:
-        told, right = "", expected is None or is_same(found, expected)
+        told, right = "", expected is None or is_equal(found, expected)
     finally:
         written, used = files_around(folder), memory() - before
         path.write_bytes(original)
@@ -273,7 +254,7 @@ def test_a_link_in_the_place_of_a_file_is_read_but_never_written_through(folder,
     (tmp_path / "victim.json").write_bytes((folder / "run/results.json").read_bytes())
     (tmp_path / "run/results.json").unlink()
     os.symlink(tmp_path / "victim.json", tmp_path / "run/results.json")
-    run = load_run(tmp_path / "run")
+    run = vd.load_run(tmp_path / "run")
     before = (tmp_path / "victim.json").read_bytes()
     run.keep({**run.results, "more": 1})
     assert (tmp_path / "victim.json").read_bytes() == before
@@ -281,7 +262,7 @@ def test_a_link_in_the_place_of_a_file_is_read_but_never_written_through(folder,
 
 
 def test_images_in_npy_files_are_numbers_or_an_error(tmp_path):
-    run = fit("digits", "mlp50", out=tmp_path / "r", epochs=1, compare=False)
+    run = vd.fit("digits", "mlp50", out=tmp_path / "r", epochs=1, compare=False)
     np.save(tmp_path / "x.npy", run.data.test.x[:2].numpy())
     raw, generator = (tmp_path / "x.npy").read_bytes(), random.Random(1)
     for content in mutated_bytes(raw[:200], generator, 20):

@@ -14,7 +14,6 @@ from tests.nets import Parts
 from tests.refusals import assert_refused
 from tests.z_scores import assert_mean, assert_variance
 from vardrop.likelihoods import Likelihood, resolve_likelihood
-from vardrop.prediction import apply_temperature, conformal, fit_temperature
 from vardrop.tuning.slim_report import make_score
 
 CASES = {
@@ -141,8 +140,7 @@ def generator(seed: int = 0) -> torch.Generator:
 def sequences(pad: int = PAD) -> tuple[Tensor, Tensor]:
     """Inputs (N, T, 3) and classes (N, T), of which the last few of each row do not count."""
     x = torch.randn(N, T, 3, generator=generator())
-    y = torch.randint(C, (N, T), generator=generator(1))
-    lengths = torch.tensor([5, 4, 3, 2, 1, 5])
+    y, lengths = torch.randint(C, (N, T), generator=generator(1)), torch.tensor([5, 4, 3, 2, 1, 5])
     return x, y.masked_fill(torch.arange(T) >= lengths[:, None], pad)
 
 
@@ -217,12 +215,12 @@ def test_padding_changes_nothing() -> None:
     longer = torch.cat([x, torch.randn(N, 4, 3)], 1), nn.functional.pad(y, (0, 4), value=PAD)
     found = [vd.predict(net, a, samples=8, likelihood=TOKENS, seed=0) for a in (x, longer[0])]
     torch.testing.assert_close(*[p.log_prob(b) for p, b in zip(found, (y, longer[1]), strict=True)])
-    temperatures = [fit_temperature(p, b) for p, b in zip(found, (y, longer[1]), strict=True)]
+    temperatures = [vd.fit_temperature(p, b) for p, b in zip(found, (y, longer[1]), strict=True)]
     assert temperatures[0] == pytest.approx(temperatures[1], rel=1e-6)
     tuned = [vd.calibrate(net, pair, TOKENS, samples=8, seed=0) for pair in ((x, y), longer)]
     scales = [likelihood.temperature for likelihood in tuned]
     assert scales[0] == pytest.approx(scales[1], rel=1e-5)
-    rules = [conformal(p, b, 0.5).quantile for p, b in zip(found, (y, longer[1]), strict=True)]
+    rules = [vd.conformal(p, b, 0.5).quantile for p, b in zip(found, (y, longer[1]), strict=True)]
     assert rules[0] == pytest.approx(rules[1], rel=1e-6)
 
 
@@ -254,14 +252,14 @@ def test_the_temperature_is_that_of_the_tokens_alone() -> None:
     p = vd.predict(net, x, samples=4, likelihood=TOKENS, seed=0)
     y = TOKENS.sample(3 * p.log_probs)  # the right temperature is about 1 / 3
     y[:, 3:] = PAD
-    found = fit_temperature(p, y)
+    found = vd.fit_temperature(p, y)
     flat = p.log_probs[y != PAD], y[y != PAD]
 
     def nll(temperature: float) -> float:
         return float(nn.functional.cross_entropy(flat[0] / temperature, flat[1]))
 
     assert nll(found) <= min(nll(found * 1.01), nll(found / 1.01))
-    torch.testing.assert_close(apply_temperature(p, found).sum(-1), torch.ones(N, T))
+    torch.testing.assert_close(vd.apply_temperature(p, found).sum(-1), torch.ones(N, T))
     assert repr(TOKENS.scaled(2.0)) == "Categorical(temperature=2, class_axis=-1)"
     assert TOKENS.scaled(2.0).ignore_index == PAD
 
@@ -295,8 +293,7 @@ def test_the_score_of_a_supplied_net_is_that_of_the_tokens_that_count() -> None:
     output, y = torch.randn(N, C, C, generator=generator(4)), sequences()[1][:, :C]
     expected = (output.argmax(-1) == y)[y != PAD].double().mean()
     score = make_score(nn.Identity(), [(output, y)], TOKENS)
-    assert score.name == "accuracy"
-    assert score.measure(output, y) == float(expected)
+    assert (score.name, score.measure(output, y)) == ("accuracy", float(expected))
 
 
 def test_a_mask_becomes_targets() -> None:
@@ -323,9 +320,8 @@ def test_a_mask_that_hides_everything_is_refused() -> None:
 
 def test_batches_of_other_lengths_are_refused() -> None:
     net, (x, _) = noisy(), sequences()
-    assert_refused(
-        "one shape.*Pad all", vd.predict, net, [x, x[:, :4]], samples=4, likelihood=TOKENS
-    )
+    told, batches = "one shape.*Pad all", [x, x[:, :4]]
+    assert_refused(told, vd.predict, net, batches, samples=4, likelihood=TOKENS)
 
 
 def test_targets_that_do_not_fit_are_refused_tokens() -> None:

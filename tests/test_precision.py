@@ -14,9 +14,8 @@ NARROW = (torch.bfloat16, torch.float16)
 def make():
     """A convolution, two dense layers, and seeded noise."""
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 3)
-    )
+    first = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*first, nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
 def rows(zero, dtype=torch.float32):
@@ -146,8 +145,7 @@ def test_predict_of_a_narrow_net(dtype, draw):
 
 
 def test_moments_refuse_float16_and_take_bfloat16():
-    net = vd.convert(make().bfloat16(), vd.sparse_vd(log_sigma2=-6.0))
-    x = torch.randn(4, 1, 8, 8)
+    net, x = vd.convert(make().bfloat16(), vd.sparse_vd(log_sigma2=-6.0)), torch.randn(4, 1, 8, 8)
     assert vd.predict(net, x.bfloat16(), mode="moments").probs.isfinite().all()
     with pytest.raises(vd.VardropError, match=r"`x` in a dtype that holds variances.*float16"):
         vd.predict(net.half(), x.half(), mode="moments")
@@ -168,8 +166,7 @@ def test_log_alpha_of_small_weights():
 def test_draws_of_a_narrow_layer_have_its_moments():
     for estimator in (vd.weight_sample, vd.per_example, vd.flipout, vd.local_reparameterization):
         recipe = vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=estimator)
-        layer = vd.convert(nn.Linear(5, 2).bfloat16(), recipe)
-        x = torch.randn(1, 5).bfloat16()
+        layer, x = vd.convert(nn.Linear(5, 2).bfloat16(), recipe), torch.randn(1, 5).bfloat16()
         with vd.sampling(layer), torch.no_grad():
             draws = torch.vmap(layer, randomness="different")(x.expand(3000, 1, 5))
         draws = draws.double()

@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, assume, given, settings, strategies as st
 from torch import nn
 
 import vardrop as vd
+from tests.nets import is_equal
 from vardrop import divergence, layers, recipes
 from vardrop.app.data import datasets
 from vardrop.likelihoods import Likelihood
@@ -79,32 +80,16 @@ def use(context):
         return entered
 
 
-def packed(folder):
-    vd.pack(plain(), folder / "a.vdp")
-    return folder / "a.vdp"
-
-
-def saved(folder):
-    vd.save(plain(), folder / "a.safetensors")
-    return folder / "a.safetensors"
-
-
-def saved_noisy(folder):
-    vd.save_noisy(noisy(), folder / "n.safetensors")
-    return folder / "n.safetensors"
+def written(write, net, path):
+    write(net, path)
+    return path
 
 
 def fine_tune_plain(folder):
     net = plain()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    return {
-        "net": net,
-        "data": [PAIR],
-        "loss": nn.functional.cross_entropy,
-        "optimizer": optimizer,
-        "epochs": 1,
-        "progress": False,
-    }
+    more = {"loss": nn.functional.cross_entropy, "optimizer": optimizer}
+    return {"net": net, "data": [PAIR], "epochs": 1, "progress": False, **more}
 
 
 MINE = type("Mine", (nn.Linear,), {})
@@ -142,9 +127,9 @@ VERBS = {
     "kl": (vd.kl, lambda folder: {"net": noisy(), "value": True}),
     "kl_divergence": (vd.kl_divergence, lambda folder: {"q": Q, "p": P, "weight": X, "axes": (0, 1), "q_tensors": {"log_sigma2": X - 9}, "p_tensors": {}, "value": True}),
     "linear_warmup": (vd.linear_warmup, lambda folder: {"start": 0, "end": 5, "beta": 1.0}),
-    "load": (vd.load, lambda folder: {"path": saved(folder), "into": plain()}),
+    "load": (vd.load, lambda folder: {"path": written(vd.save, plain(), folder / "a.safetensors"), "into": plain()}),
     "load_dataset": (vd.load_dataset, lambda folder: {"data": FRAME, "target": "y", "task": "classification", "drop": (), "seed": 0, "validation": FRAME, "test": None}),
-    "load_noisy": (vd.load_noisy, lambda folder: {"path": saved_noisy(folder), "into": plain()}),
+    "load_noisy": (vd.load_noisy, lambda folder: {"path": written(vd.save_noisy, noisy(), folder / "n.safetensors"), "into": plain()}),
     "load_run": (vd.load_run, lambda folder: {"path": folder / "run", "net": None, "directory": None}),
     "log_alpha": (vd.log_alpha, lambda folder: {"net": noisy()}),
     "pack": (vd.pack, lambda folder: {"model": plain(), "path": folder / "b.vdp", "tolerance": 1.0}),
@@ -167,7 +152,7 @@ VERBS = {
     "slim": (vd.slim, lambda folder: dict(net=plain(), data=PAIR, validation=PAIR, lr=0.01, loss=None, multiple=1, seed=0, runtime="torch", **SLIM)),
     "sparsity": (vd.sparsity, lambda folder: {"net": noisy(), "threshold": 3.0}),
     "to_json": (vd.to_json, lambda folder: {"value": vd.ard()}),
-    "unpack": (vd.unpack, lambda folder: {"path": packed(folder), "into": plain()}),
+    "unpack": (vd.unpack, lambda folder: {"path": written(vd.pack, plain(), folder / "a.vdp"), "into": plain()}),
     "ELBO": (vd.ELBO, lambda folder: {"net": noisy(), "likelihood": CLASSES, "num_data": 6, "beta": 0.5, "samples": 1, "kl_value_every": 1, "output": None}),
     "ELBO.forward": (lambda **k: elbo()(**k), lambda folder: {"x": X, "y": Y, "weight": torch.ones(6)}),
     "Ensemble": (vd.Ensemble, lambda folder: {"models": [plain(), plain()], "samples": 2, "likelihood": CLASSES}),
@@ -227,15 +212,6 @@ def snapshot(values):
     ]  # fmt: skip
 
 
-def is_same(before, after):
-    return len(before) == len(after) and all(
-        a[:4] == b[:4]
-        and a[4].keys() == b[4].keys()
-        and all(torch.equal(t.nan_to_num(), b[4][k].nan_to_num()) for k, t in a[4].items())
-        for a, b in zip(before, after, strict=True)
-    )
-
-
 @contextlib.contextmanager
 def registries():
     """Undo registrations, and compile nothing: a package takes half a minute."""
@@ -269,7 +245,7 @@ def problem(name, arguments, kinds):
         wrong = "" if re.search(rf"\b({names})\b", str(error)) else f"{error!r} without {names}"
     except Exception as error:  # any other type is a finding
         wrong = repr(error)
-    if not wrong and not in_steps and not is_same(before, snapshot(arguments.values())):
+    if not wrong and not in_steps and not is_equal(before, snapshot(arguments.values())):
         wrong = "the model changed"
     return wrong
 

@@ -29,9 +29,8 @@ def assert_variance(samples, expected, mean=None):
     samples = samples.double()
     if mean is not None:
         return assert_mean((samples - mean).square(), expected)
-    return assert_mean(
-        (samples - samples.mean(0)).square() * len(samples) / (len(samples) - 1), expected
-    )
+    squares = (samples - samples.mean(0)).square() * len(samples) / (len(samples) - 1)
+    return assert_mean(squares, expected)
 
 
 def assert_same_mean(found, expected, bound=None):

@@ -2,20 +2,12 @@
 
 import json
 import pickle
-import subprocess
-import sys
 import tempfile
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import nn
-
-import vardrop as vd
-
-pytest.importorskip("sklearn")
-
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
@@ -24,8 +16,11 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
 
+import vardrop as vd
 from tests.refusals import assert_refused
+from tests.running import python
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop.sklearn import VardropClassifier, VardropRegressor
 
@@ -148,8 +143,7 @@ def test_files_without_pickle_and_pickles(diabetes, iris, tmp_path):
     assert np.array_equal(pickle.loads(pickle.dumps(model)).predict(X), expected)
     model.save(tmp_path / "model.safetensors")
     X.to_csv(tmp_path / "x.csv", index=False)
-    words = [sys.executable, "-c", FRESH_PROCESS, str(tmp_path)]
-    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    done = python("-c", FRESH_PROCESS, tmp_path)
     assert done.returncode == 0, done.stderr
     assert np.allclose(json.loads(done.stdout), expected[:5], rtol=1e-12)
     Xi, _, classes = iris
@@ -189,7 +183,6 @@ def test_a_warm_start_begins_with_the_last_weights():
 
 def test_the_global_generators_are_left_alone():
     X, y = load_iris(return_X_y=True)
-    torch.manual_seed(0)
     before = torch.get_rng_state().clone(), np.random.get_state()[1].copy()  # noqa: NPY002
     VardropClassifier(**(FAST | {"random_state": None})).fit(X, y).predict(X)
     assert torch.equal(torch.get_rng_state(), before[0])

@@ -200,9 +200,8 @@ def test_ratios_are_over_the_median_of_the_reference(monkeypatch):
 
 
 def test_repeated_calls_are_brought_back_to_one():
-    relative = {
-        name: {"ratio": r, "low": r, "high": r} for name, r in (("plain", 1.0), ("other", 0.4))
-    }
+    ratios = {"plain": 1.0, "other": 0.4}.items()
+    relative = {name: {"ratio": r, "low": r, "high": r} for name, r in ratios}
     found = [{"candidate": n, "ms": 10 * row["ratio"], **row} for n, row in relative.items()]
     plain, other = per_call(found, {"plain": 5, "other": 2})
     assert (plain["ms"], plain["ratio"], other["ms"], other["ratio"]) == (2.0, 1.0, 2.0, 1.0)

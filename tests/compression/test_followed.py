@@ -6,99 +6,32 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from tests.compression.nets import RMSNorm, accuracy
+from tests.compression.nets import accuracy
 from tests.nets import Parts
 from vardrop.compression import Select
-
-
-def turned(x, angle):
-    """Rotary positions: pairs of units of a head are turned into each other."""
-    left, right = x.chunk(2, -1)
-    return x * angle.cos() + torch.cat([-right, left], -1) * angle.sin()
-
-
-class Block(nn.Module):
-    """Grouped-query attention over a cache, and a gated feed-forward net."""
-
-    def __init__(self, width, hidden, heads, groups):
-        super().__init__()
-        self.heads, self.groups, self.size = heads, groups, width // heads
-        self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
-        self.q, self.o = (nn.Linear(width, width, bias=False) for _ in range(2))
-        self.k, self.v = (nn.Linear(width, groups * self.size, bias=False) for _ in range(2))
-        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
-        self.down = nn.Linear(hidden, width, bias=False)
-
-    def forward(self, x, cache):
-        batch, length, _ = x.shape
-        h = self.norm1(x)
-        q, k, v = (
-            layer(h).view(batch, length, -1, self.size).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
-        )
-        angle = torch.arange(length)[:, None] * torch.ones(self.size) / 7
-        k, v = torch.cat([cache[0], turned(k, angle)], 2), torch.cat([cache[1], v], 2)
-        k, v = (t.repeat_interleave(self.heads // self.groups, 1) for t in (k, v))
-        weights = torch.softmax(turned(q, angle) @ k.mT / self.size**0.5, -1)
-        x = x + self.o((weights @ v).transpose(1, 2).reshape(batch, length, -1))
-        h = self.norm2(x)
-        return x + self.down(nn.functional.silu(self.gate(h)) * self.up(h))
-
-
-class Llama(nn.Module):
-    def __init__(self, layers, width=16, hidden=12, heads=4, groups=2, words=20):
-        super().__init__()
-        self.words = nn.Embedding(words, width)
-        self.layers = nn.ModuleList(Block(width, hidden, heads, groups) for _ in range(layers))
-        self.norm, self.head = RMSNorm(width), nn.Linear(width, words, bias=False)
-        self.passes = 0
-
-    def forward(self, words):
-        self.passes += 1
-        x = self.words(words)
-        for block in self.layers:
-            empty = torch.zeros(len(words), block.groups, 0, block.size)
-            x = block(x, (empty, empty))
-        return self.head(self.norm(x))
-
-
-def test_grouped_heads_and_a_cache_end_in_a_smaller_net():
-    net = Llama(2).eval()
-    for block in net.layers:
-        block.down.weight.data[:, :5] = 0
-    small = vd.shrink(net, torch.randint(20, (2, 5))).net
-    for block in small.layers:
-        assert (block.gate.out_features, block.up.out_features, block.down.in_features) == (7, 7, 7)
-        assert block.q.out_features == 16
-    words = torch.randint(20, (3, 9))
-    assert torch.allclose(small(words), net(words), atol=1e-5)
 
 
 def test_passes_grow_as_the_digits_of_the_number_of_layers(monkeypatch):
     # Passes that measure the latency, as many as fit into their time, do not count.
     shrinking = importlib.import_module("vardrop.compression.shrink")
     monkeypatch.setattr(shrinking, "time_interleaved", lambda nets, **_: dict.fromkeys(nets, 1.0))
-    passes = []
-    forward = Llama.forward
-    monkeypatch.setattr(Llama, "forward", lambda net, x: passes.append(1) or forward(net, x))
     counts = []
     for layers in (2, 4, 8):
-        passes.clear()
-        vd.shrink(Llama(layers), torch.randint(20, (1, 4)))
+        net, passes = nn.Sequential(*(encoder()[1] for _ in range(layers))), []
+        net.register_forward_pre_hook(lambda net, args, passes=passes: passes.append(1))
+        vd.shrink(net, torch.randn(1, 4, 8))
         counts.append(len(passes))
     assert counts[2] - counts[1] <= 8  # two per digit and numbering, so work is linear in layers
     assert counts[1] - counts[0] <= 8
-    chain = [m for _ in range(64) for m in (nn.Linear(8, 8), nn.ReLU())]
-    calls = []
+    chain, calls = [m for _ in range(64) for m in (nn.Linear(8, 8), nn.ReLU())], []
     chain[0].register_forward_pre_hook(lambda layer, args: calls.append(1))
     vd.shrink(nn.Sequential(*chain), torch.randn(1, 8))
     assert len(calls) < 64  # all layers at once
 
 
 def encoder():
-    return nn.Sequential(
-        nn.Linear(6, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    ).eval()
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.Sequential(nn.Linear(6, 8), layer).eval()
 
 
 def test_layers_whose_weight_other_code_reads_keep_their_inputs():
@@ -129,9 +62,8 @@ def test_a_threshold_of_an_encoder_and_of_two_inputs():
 
 
 def test_nothing_to_remove_has_a_reason():
-    plan = vd.shrink(
-        nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 3)
-    ).plan
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    plan = vd.shrink(net, torch.randn(2, 3)).plan
     assert plan.notes == ("No unit is removed: none of those that could be followed is dead.",)
 
 

@@ -52,19 +52,14 @@ def test_an_encoder_loses_heads_and_units_and_is_read_again(norm_first, pool, tm
     assert rounded.encoder.layers[1].self_attn.heads.tolist() == [0, 2, 3]
 
 
-GATES = {
-    "l0": vd.l0(),
-    "beta_bernoulli": vd.beta_bernoulli(),
-    "structured_pruning": vd.structured_pruning(),
-    "bayesian_compression": vd.bayesian_compression(),
-}
+GATES = (vd.l0, vd.beta_bernoulli, vd.structured_pruning, vd.bayesian_compression)
 
 
-@pytest.mark.parametrize("recipe", GATES)
-def test_every_kind_of_gate_takes_heads_and_units_out(recipe):
+@pytest.mark.parametrize("method", GATES)
+def test_every_kind_of_gate_takes_heads_and_units_out(method):
     net, x = Classifier(), sentences()
-    vd.convert(net, GATES[recipe], include="*self_attn")
-    vd.convert(net, GATES[recipe], include="*linear*")
+    vd.convert(net, method(), include="*self_attn")
+    vd.convert(net, method(), include="*linear*")
     with torch.no_grad():
         for gate in (m for m in net.modules() if isinstance(m, vd.Gate)):
             for tensor in gate.parameters():

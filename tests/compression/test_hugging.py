@@ -4,13 +4,9 @@ import time
 
 import pytest
 import torch
-
-import vardrop as vd
-
-pytest.importorskip("transformers")
-
 from transformers import BatchEncoding
 
+import vardrop as vd
 from tests.integrations.models import make
 
 WIDTH, HEADS, SIZE, FORWARD = 32, 4, 8, 48  # of a model, its heads, one head and the units after
@@ -92,12 +88,10 @@ def test_named_arguments_are_an_example(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:The accuracy on validation data went from")
 def test_a_model_is_slimmed_on_named_batches_by_one_gate_per_head():
-    x = torch.randint(1, 50, (48, 6))
-    y = torch.randint(2, (48,))
+    x, y = torch.randint(1, 50, (48, 6)), torch.randint(2, (48,))
     batches = [({"input_ids": x[i : i + 16]}, y[i : i + 16]) for i in (0, 16, 32)]
-    small = vd.slim(
-        make("bert").eval(), batches[:2], batches[2:], macs=0.5, epochs=8, runtimes=["torch"]
-    )
+    given = {"macs": 0.5, "epochs": 8, "runtimes": ["torch"]}
+    small = vd.slim(make("bert").eval(), batches[:2], batches[2:], **given)
     assert small.left("macs") <= 0.5
     widths = [layer.attention.self.key.out_features for layer in small.net.bert.encoder.layer]
     assert all(width % SIZE == 0 for width in widths)

@@ -9,22 +9,14 @@ from torch.nn import functional
 
 import vardrop as vd
 from tests.compression.nets import Residual, accuracy
-from tests.refusals import assert_refused
+from tests.nets import digits
+from tests.refusals import assert_refused, unchanged
 from vardrop.compression import choose_threshold, pack, shrink, unpack, zero_pruned_weights
-from vardrop.tuning import fine_tune, reestimate_batchnorm
-
-
-def digits():
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
-    x, y = torch.from_numpy(x).float() / 16, torch.from_numpy(y)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    return x[order], y[order]
 
 
 def test_sparse_net_of_digits_gets_small_and_stays_good(tmp_path):
-    x, y = digits()
+    order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
+    x, y = (part[order] for part in digits())
     train, validation, test = ((x[a:b], y[a:b]) for a, b in ((0, 1200), (1200, 1500), (1500, None)))
 
     def fresh():
@@ -33,18 +25,9 @@ def test_sparse_net_of_digits_gets_small_and_stays_good(tmp_path):
     net = vd.convert(fresh(), vd.sparse_vd())
     elbo = vd.ELBO(net, vd.Categorical(), num_data=1200)
     optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=3e-3, noise_lr=1e-2))
-    beta = vd.linear_warmup(10, 60)
-    for epoch in range(120):
-        elbo.train()
-        elbo.set_beta(beta(epoch))
-        for group in optimizer.param_groups:
-            group["lr"] *= 0.97 if epoch > 60 else 1.0
-        for batch in torch.randperm(1200).split(100):
-            optimizer.zero_grad()
-            elbo(train[0][batch], train[1][batch]).loss.backward()
-            optimizer.step()
-    net.eval()
-    chosen = choose_threshold(net, validation, accuracy, max_drop=0.01)
+    rates = {"beta": vd.linear_warmup(10, 60), "rate": lambda epoch: 0.97 ** max(0, epoch - 60)}
+    list(vd.tuning.train(elbo, optimizer, *train, 120, 100, **rates))
+    chosen = choose_threshold(net.eval(), validation, accuracy, max_drop=0.01)
     small, plan = shrink(net, x[:1], chosen, drop_inputs=True)
     assert plan.compression > 10
     assert torch.allclose(small(x), zero_pruned_weights(net, chosen)[0](x), atol=1e-5)
@@ -59,20 +42,18 @@ def test_sparse_net_of_digits_gets_small_and_stays_good(tmp_path):
 def test_fine_tuning_lowers_the_loss_and_keeps_zeros():
     net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
     net[0].weight.data[torch.rand(8, 5) < 0.5] = 0
-    zeros = net[0].weight == 0
-    x, y = torch.randn(64, 5), torch.randint(0, 3, (64,))
+    zeros, x, y = net[0].weight == 0, torch.randn(64, 5), torch.randint(0, 3, (64,))
     before = functional.cross_entropy(net(x), y)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.1)
-    fine_tune(net, [(x, y)], functional.cross_entropy, optimizer, epochs=40)
+    assert vd.fine_tune(net, [(x, y)], functional.cross_entropy, optimizer, epochs=40) is net
     assert functional.cross_entropy(net(x), y) < 0.9 * before
     assert torch.equal(net[0].weight == 0, zeros)
     assert not net[0].weight._backward_hooks
 
 
 def test_batchnorm_statistics_are_those_of_the_data():
-    net = Residual().eval()
-    data = [torch.randn(50, 3, 8, 8) * 2 + 1 for _ in range(4)]
-    reestimate_batchnorm(net, [(x, None) for x in data])
+    net, data = Residual().eval(), [torch.randn(50, 3, 8, 8) * 2 + 1 for _ in range(4)]
+    vd.reestimate_batchnorm(net, [(x, None) for x in data])
     with torch.no_grad():
         first = [net.stem(x) for x in data]
     mean = torch.stack([f.mean((0, 2, 3)) for f in first]).mean(0)
@@ -81,7 +62,7 @@ def test_batchnorm_statistics_are_those_of_the_data():
     assert torch.allclose(net.norm.running_var, variance, rtol=1e-4)
     assert not net.norm.training
     assert net.norm.momentum == 0.1
-    assert_refused("Expected `net` to have BatchNorm", reestimate_batchnorm, nn.Linear(2, 2), [])
+    assert_refused("Expected `net` to have BatchNorm", vd.reestimate_batchnorm, nn.Linear(2, 2), [])
 
 
 # Long verbs show a progress line, and Ctrl-C leaves the model unchanged.
@@ -116,19 +97,14 @@ VERBS = {
 @pytest.mark.parametrize("verb", VERBS)
 def test_ctrl_c_leaves_the_model_unchanged(verb, monkeypatch):
     net = vd.convert(Counting(), vd.sparse_vd()).train()
-    state = {key: tensor.clone() for key, tensor in net.state_dict().items()}
-    flags = [(m.training, dict(m._forward_hooks)) for m in net.modules()]
     monkeypatch.setattr(Counting, "passes", 0)
     VERBS[verb](net)
     total = Counting.passes
     for stop in {1, 2, total // 4, total // 2, total - 1, total}:
         monkeypatch.setattr(Counting, "passes", 0)
         monkeypatch.setattr(Counting, "stop", stop)
-        with pytest.raises(KeyboardInterrupt):
+        with unchanged(net, KeyboardInterrupt):
             VERBS[verb](net)
-        assert all(torch.equal(state[key], tensor) for key, tensor in net.state_dict().items())
-        assert flags == [(m.training, dict(m._forward_hooks)) for m in net.modules()]
-        assert all(m.sampling is None for m in net.modules() if isinstance(m, vd.noisy.Noisy))
     monkeypatch.setattr(Counting, "stop", None)
     VERBS[verb](net)
 

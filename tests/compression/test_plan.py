@@ -12,17 +12,13 @@ from tests.nets import Parts, assert_unchanged
 from vardrop.compression import Select, ShrinkPlan
 
 
-def net_with_dead_units():
+@pytest.mark.parametrize("drop_inputs", [False, True])
+def test_plan_is_a_value_that_prints(drop_inputs):
     net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
     vd.convert(net, vd.sparse_vd(log_sigma2=-12.0)).eval()
     net[2].log_sigma2.data[:, :3] = 20.0
     net[0].log_sigma2.data[:, 1] = 20.0
-    return net
-
-
-@pytest.mark.parametrize("drop_inputs", [False, True])
-def test_plan_is_a_value_that_prints(drop_inputs):
-    net, x = net_with_dead_units(), torch.randn(7, 5)
+    x = torch.randn(7, 5)
     with assert_unchanged(net):
         small, plan = vd.shrink(net, x[:1], drop_inputs=drop_inputs)
     assert isinstance(plan, ShrinkPlan)
@@ -70,31 +66,19 @@ def test_rounding_that_large_inputs_magnify_is_no_difference():
     assert not plan.notes
 
 
-class Table(nn.Module):
-    """Looks rows of a bare table up, so that nothing but the integers tells two inputs apart."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows = nn.Parameter(torch.randn(10, 4))
-        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 2)
-
-    def forward(self, index):
-        return self.b(self.a(self.rows[index]).relu())
+LOOKUPS = {  # nothing but the integers tells two inputs apart
+    "rows of a bare table": lambda net, index: net.rows[index],
+    "one hot": lambda net, index: nn.functional.one_hot(index.clamp_max(3), 4).float(),
+}
 
 
-class OneHot(Table):
-    def forward(self, index):
-        code = nn.functional.one_hot(index.clamp_max(3), 4).float()
-        return self.b(self.a(code).relu())
-
-
-@pytest.mark.parametrize("kind", [Table, OneHot])
+@pytest.mark.parametrize("lookup", LOOKUPS)
 @pytest.mark.parametrize("example", [[3, 1, 4], [2, 2, 2], [0, 0, 0]])
-def test_integers_are_data(kind, example):
-    net = kind().eval()
+def test_integers_are_data(lookup, example):
+    parts = {"rows": nn.Parameter(torch.randn(10, 4)), "a": nn.Linear(4, 6), "b": nn.Linear(6, 2)}
+    net = Parts(lambda net, index: net.b(net.a(LOOKUPS[lookup](net, index)).relu()), **parts).eval()
     net.b.weight.data[:, 0] = 0
-    small = vd.shrink(net, torch.tensor(example)).net
-    index = torch.arange(10)
+    small, index = vd.shrink(net, torch.tensor(example)).net, torch.arange(10)
     assert torch.allclose(small(index), net(index), atol=1e-6)
 
 
@@ -149,19 +133,17 @@ def test_units_before_one_that_is_put_back_go_too():
 # MACs: products in the code of any module are counted.
 
 
-class Cell(nn.Module):
+def cell():
     """A recurrent cell, which is no layer that shrink cuts, and a product of bare parameters."""
 
-    def __init__(self):
-        super().__init__()
-        self.cell, self.head = nn.GRUCell(5, 6), nn.Linear(6, 3)
-        self.mix = nn.Parameter(torch.randn(3, 2))
-
-    def forward(self, x):
+    def run(net, x):
         h = torch.zeros(len(x), 6)
         for t in range(x.shape[1]):
-            h = self.cell(x[:, t], h)
-        return self.head(h) @ self.mix
+            h = net.cell(x[:, t], h)
+        return net.head(h) @ net.mix
+
+    mix = nn.Parameter(torch.randn(3, 2))
+    return Parts(run, cell=nn.GRUCell(5, 6), head=nn.Linear(6, 3), mix=mix)
 
 
 def attending():
@@ -181,15 +163,14 @@ def transposed():
 
 
 NETS = {
-    "cell": (Cell, (4, 5)), "attention": (attending, (4, 8)), "weight norm": (normalised, (5,)),
+    "cell": (cell, (4, 5)), "attention": (attending, (4, 8)), "weight norm": (normalised, (5,)),
     "grouped and transposed": (transposed, (2, 7, 7)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NETS)
-def test_macs_are_those_of_torch(name, monkeypatch):
+@pytest.mark.parametrize("make, shape", NETS.values(), ids=NETS)
+def test_macs_are_those_of_torch(make, shape, monkeypatch):
     monkeypatch.setattr(torch.backends.mha, "get_fastpath_enabled", lambda: False)
-    make, shape = NETS[name]
     net, x = make().eval(), torch.randn(2, *shape)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         net(x)
@@ -197,7 +178,7 @@ def test_macs_are_those_of_torch(name, monkeypatch):
 
 
 def test_modules_of_no_known_kind_have_a_row():
-    net, x = Cell().eval(), torch.randn(2, 4, 5)
+    net, x = cell().eval(), torch.randn(2, 4, 5)
     rows = {r.name: r for r in vd.shrink(net, x).plan.layers}
     assert list(rows) == ["head", "", "cell"]
     assert rows[""].before.macs == 6

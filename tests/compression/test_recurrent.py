@@ -8,16 +8,11 @@ from torch.utils._pytree import tree_leaves
 
 import vardrop as vd
 from tests.compression.nets import check_cut
+from tests.layers.test_recurrent import LAYERS
 from tests.refusals import assert_refused
 from vardrop.compression.modules.pruned_recurrent import Unrolled
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-LAYERS = {
-    "rnn": lambda: nn.RNN(4, 3, 2, nonlinearity="relu", bidirectional=True),
-    "gru": lambda: nn.GRU(4, 3, 2, batch_first=True, bidirectional=True),
-    "lstm": lambda: nn.LSTM(4, 5, 2, bias=False),
-    "projected": lambda: nn.LSTM(4, 5, proj_size=2, batch_first=True),
-}
 
 
 def numbers(output):
@@ -133,9 +128,7 @@ def silence(net, unit, value):
 @pytest.mark.parametrize("value, read_by_itself, left", [
     (0.0, True, 7), (1.0, True, 8), (1.0, False, 8),
 ])  # fmt: skip
-def test_a_state_without_inputs_goes_only_where_it_is_always_zero(
-    value, read_by_itself, left, tmp_path
-):
+def test_a_state_without_inputs_goes_only_where_it_is_zero(value, read_by_itself, left, tmp_path):
     net, x = Reader().eval(), example()
     silence(net, 3, value)
     if not read_by_itself:
@@ -150,7 +143,6 @@ def test_a_state_that_is_given_or_returned_stays():
             y, state = self.layer(self.words(x), (state, state))
             return self.head(y), state
 
-    torch.manual_seed(0)
     net, x = Stateful().eval(), example()
     kill(net, 1)
     assert vd.shrink(net, (x, torch.randn(1, 3, 8))).net.layer.hidden_size == 8

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from tests.refusals import assert_refused
-from vardrop._core.errors import VardropError
+from tests.nets import Parts
+from tests.refusals import assert_refused, unchanged
 
 NAN, INF = math.nan, math.inf
 X, Y = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
@@ -41,26 +41,18 @@ def one(output, target):
     return 1.0
 
 
-class Broken(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-
-    def forward(self, x):
-        raise RuntimeError("the user's own words")
+def broken(net, x):
+    raise RuntimeError("the user's own words")
 
 
 SHRINK = [
     (None, X, {}, "Expected `net` to be a torch.nn.Module, but got None"),
-    (noisy, None, {}, "Expected `example_input` to be a tensor, .* but got None"),
     (noisy, "x", {}, "Expected `example_input` to be a tensor, .* but got 'x'"),
     (noisy, X[:0], {}, r"with at least one row, but got a tensor of shape \(0, 4\)"),
     (noisy, X * NAN, {}, "Expected `example_input` to be finite"),
     (noisy, torch.zeros(1, 9), {}, "Expected `net` to take `example_input`, but got RuntimeError"),
-    (lambda: vd.convert(Broken(), vd.sparse_vd()), X, {}, "RuntimeError: the user's own words"),
+    (lambda: vd.convert(Parts(broken, layer=nn.Linear(4, 3)), vd.sparse_vd()), X, {}, "RuntimeError: the user's own words"),
     (lambda: with_weight(noisy(), NAN), X, {}, "to be finite, but got NaN or infinity in '0.weight'"),
-    (lambda: with_weight(noisy(), INF), X, {}, "to be finite, but got NaN or infinity in '0.weight'"),
-    (noisy, X, {"threshold": NAN}, "Expected `threshold` to be a number .* but got nan"),
     (noisy, X, {"threshold": "x"}, "Expected `threshold` to be a number .* but got 'x'"),
     (noisy, X, {"threshold": {"0": NAN}}, "Expected `threshold` to be a number .* but got nan"),
     (noisy, X, {"threshold": {"z": 1.0}}, "Expected `threshold` to name noisy modules among"),
@@ -77,7 +69,6 @@ def test_shrink(make, x, more, message):
 
 
 CHOOSE = [
-    ({"max_drop": NAN}, {}, "Expected `max_drop` to be a finite number, but got nan"),
     ({"sparsity": 2}, {}, "Expected `sparsity` to be a finite number and at most 1, but got 2"),
     ({"max_drop": "x"}, {}, "Expected `max_drop` to be a finite number, but got 'x'"),
     ({"points": 0, "max_drop": 0.1}, {}, "Expected `points` to be an integer of at least 1"),
@@ -110,20 +101,15 @@ WIDE = torch.ones(6, 4)
 PACK = [
     (noisy, std("0.weight", WIDE), "to be plain, but got noise in '0'"),
     (small, {"tolerance": 0}, "Expected `tolerance` to be a finite number and above 0"),
-    (small, {"tolerance": NAN}, "Expected `tolerance` to be a finite number and above 0"),
     (small, {"tolerance": INF}, "Expected `tolerance` to be a finite number and above 0"),
-    (small, {"tolerance": "x"}, "Expected `tolerance` to be a finite number and above 0"),
-    (small, {"tolerance": 1e-18}, r"to be within 2\^53 steps of .* Raise `tolerance`"),
     (small, {"tolerance": 1e-300}, r"to be within 2\^53 steps of .* Raise `tolerance`"),
     (small, {"tolerance": 1e30}, "Expected some weights of '0.weight' to survive rounding"),
     (lambda: with_weight(small(), NAN), {}, "Expected '0.weight' to hold finite numbers"),
-    (lambda: with_weight(small(), INF), {}, "Expected '0.weight' to hold finite numbers"),
     (lambda: with_weight(small(), 1e18), {}, r"Expected '0.weight' to be within 2\^53 steps"),
     (small, std("zz", WIDE), "Expected `standard_deviations` to name tensors"),
     (small, std("0.weight", WIDE[:2]), r"the shape \(6, 4\), but got \(2, 4\)"),
     (small, std("0.weight", 0 * WIDE), "to be positive and finite, but got 0.0"),
     (small, std("0.weight", NAN * WIDE), "to be positive and finite, but got nan"),
-    (small, std("0.weight", -WIDE), "to be positive and finite, but got -1.0"),
 ]
 
 
@@ -160,23 +146,17 @@ def test_onnx_and_program(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("data", "error", "message"),
-    [
-        ([], VardropError, "Expected `data` to give batches of inputs, but got none"),
-        (None, VardropError, "Expected `data` to be batches of inputs, but got None"),
-        ([IMAGES * NAN], VardropError, "Expected finite inputs to '1'"),
-        ([IMAGES, torch.randn(3, 9)], vd.VardropError, "input of size"),  # torch's own words
-    ],
-)
-def test_reestimation_that_fails_changes_nothing(data, error, message):
+@pytest.mark.parametrize("data, message", [
+    ([], "Expected `data` to give batches of inputs, but got none"),
+    (None, "Expected `data` to be batches of inputs, but got None"),
+    ([IMAGES * NAN], "Expected finite inputs to '1'"),
+    ([IMAGES, torch.randn(3, 9)], "input of size"),  # torch's own words
+])  # fmt: skip
+def test_reestimation_that_fails_changes_nothing(data, message):
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
     net(3 * IMAGES + 2)
-    before = {k: v.clone() for k, v in net.state_dict().items()}
-    with pytest.raises(error, match=message):
+    with unchanged(net, match=message):
         vd.reestimate_batchnorm(net, data)
-    assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
-    assert net.training
     assert net[1].momentum == 0.1
 
 

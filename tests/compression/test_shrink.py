@@ -11,6 +11,7 @@ import vardrop as vd
 from tests.compression.nets import NETS, Residual, RMSNorm, Separable, check_cut, sparsen
 from tests.nets import Parts, assert_unchanged
 from tests.refusals import assert_refused
+from tests.zoo.vision import BatchNormAct2d, FrozenBatchNorm2d
 from vardrop.compression import Select, ShrinkPlan, shrink
 
 
@@ -24,9 +25,8 @@ def assert_equal(net, small, shape, tolerance=1e-5):
 
 
 @pytest.mark.parametrize("drop_inputs", [False, True])
-@pytest.mark.parametrize("name", NETS)
-def test_shrunken_equals_masked(name, drop_inputs):
-    make, shape = NETS[name]
+@pytest.mark.parametrize("make, shape", NETS.values(), ids=NETS)
+def test_shrunken_equals_masked(make, shape, drop_inputs):
     net = sparsen(make(), generator(), share=0.7)
     small, plan = shrink(net, torch.zeros(1, *shape), drop_inputs=drop_inputs)
     assert_equal(net, small, shape)
@@ -46,9 +46,8 @@ def test_kernels_keep_their_memory_format(layout):
     assert all(kernel.stride() == like.stride() for kernel, _, like in kernels)
 
 
-@pytest.mark.parametrize("name", NETS)
-def test_noisy_net_shrinks_to_its_masked_means(name):
-    make, shape = NETS[name]
+@pytest.mark.parametrize("make, shape", NETS.values(), ids=NETS)
+def test_noisy_net_shrinks_to_its_masked_means(make, shape):
     net = vd.convert(sparsen(make(), generator()), vd.sparse_vd()).eval()
     for module in net.modules():
         if isinstance(module, vd.layers.Variational):
@@ -125,27 +124,8 @@ def heads():
     return net
 
 
-class NormAct(nn.BatchNorm2d):
-    """A norm with its activation, as in timm."""
-
-    def forward(self, x):
-        return super().forward(x).relu()
-
-
-class Frozen(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            self.register_buffer(name, torch.rand(width) + 0.5)
-
-    def forward(self, x):
-        tensors = (self.weight, self.bias, self.running_mean, self.running_var)
-        weight, bias, mean, variance = (t.view(1, -1, 1, 1) for t in tensors)
-        return (x - mean) * variance.rsqrt() * weight + bias
-
-
 NORMS = {
-    "of timm": NormAct, "of torchvision": Frozen, "synchronised": nn.SyncBatchNorm,
+    "of timm": BatchNormAct2d, "of torchvision": FrozenBatchNorm2d, "synchronised": nn.SyncBatchNorm,
     "of instances": nn.InstanceNorm2d, "not affine": partial(nn.BatchNorm2d, affine=False),
     "of tracked instances": partial(nn.InstanceNorm2d, affine=True, track_running_stats=True),
     "without statistics": partial(nn.BatchNorm2d, track_running_stats=False),
@@ -201,9 +181,8 @@ CUTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CUTS)
-def test_dead_units_go_and_the_plan_says_why_others_stay(tmp_path, name):
-    make, shape, zeros, sizes, note = CUTS[name]
+@pytest.mark.parametrize("make, shape, zeros, sizes, note", CUTS.values(), ids=CUTS)
+def test_dead_units_go_and_the_plan_says_why_others_stay(tmp_path, make, shape, zeros, sizes, note):
     net, x = make().double().eval(), torch.randn(2, *shape, dtype=torch.double)
     with torch.no_grad():
         for parameter, index in zeros:

@@ -20,9 +20,8 @@ NETS = {
 }
 
 
-@pytest.mark.parametrize("name", NETS)
-def test_outputs_in_mean_mode_are_unchanged(name):
-    make, x, count = NETS[name]
+@pytest.mark.parametrize("make, x, count", NETS.values(), ids=NETS)
+def test_outputs_in_mean_mode_are_unchanged(make, x, count):
     net, calls = make().eval(), []
     before, parameters = net(x), dict(net.named_parameters())
     for module in net.modules():
@@ -187,19 +186,6 @@ def failure(request):
     return request.param
 
 
-def fail_at(monkeypatch, owner, name, call, failure):
-    """Let a method raise at its `call`th use, after it has done its work."""
-    work, calls = getattr(owner, name), []
-
-    def broken(*args, **kwargs):
-        calls.append(work(*args, **kwargs))
-        if len(calls) == call:
-            raise failure
-        return calls[-1]
-
-    monkeypatch.setattr(owner, name, broken)
-
-
 RECIPES = [
     vd.sparse_vd(), vd.variance_layer(), vd.beta_bernoulli(), vd.bayesian_compression(),
     vd.bayes_by_backprop(vd.Normal("pretrained")),
@@ -213,7 +199,15 @@ RECIPES = [
 ])  # fmt: skip
 def test_a_failure_leaves_the_net(monkeypatch, owner, method, call, recipe, failure):
     net = vd.convert(make(), vd.beta_bernoulli()) if owner is gates_base.Gate else make()
-    fail_at(monkeypatch, owner, method, call, failure)
+    work, calls = getattr(owner, method), []
+
+    def broken(*args, **kwargs):  # raises at its `call`th use, after it has done its work
+        calls.append(work(*args, **kwargs))
+        if len(calls) == call:
+            raise failure
+        return calls[-1]
+
+    monkeypatch.setattr(owner, method, broken)
     with unchanged(net, failure):
         vd.convert(net, recipe)
     monkeypatch.undo()

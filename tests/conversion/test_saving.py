@@ -54,8 +54,7 @@ def same(first, second, x=X):
 
 @pytest.mark.parametrize("name", RECIPES | HEADS)
 def test_every_recipe_comes_back(name, tmp_path):
-    net = trained(plain(), (RECIPES | HEADS)[name])
-    into, generator = plain(), torch.get_rng_state()
+    net, into, generator = trained(plain(), (RECIPES | HEADS)[name]), plain(), torch.get_rng_state()
     again = reload(net, into, tmp_path)
     assert again is into
     assert torch.equal(torch.get_rng_state(), generator)
@@ -135,28 +134,16 @@ def replaced(index, module):
 
 
 UNFIT = [
-    (
-        lambda: replaced(5, nn.Linear(6, 4)),
-        r"'5.bias' is torch.float32 \(4,\), in the file torch.float32 \(3,\).*'5.weight'",
-    ),
+    (lambda: replaced(5, nn.Linear(6, 4)), r"'5.bias' is torch.float32 \(4,\), in the file torch.float32 \(3,\).*'5.weight'"),
     (lambda: replaced(4, nn.Bilinear(6, 6, 6)), "module '4' is Bilinear .*, in the file Linear"),
     (lambda: plain()[:5], "module '5' is missing"),
-    (
-        lambda: nn.Sequential(*plain(), nn.Linear(3, 3)),
-        "'6.weight' is not in the file",
-    ),
+    (lambda: nn.Sequential(*plain(), nn.Linear(3, 3)), "'6.weight' is not in the file"),
     (lambda: plain().double(), "'0.weight' is torch.float64 .*, in the file torch.float32"),
     (lambda: plain().to("meta"), "tensors with values, but got a meta tensor at '0.weight'"),
     (lambda: vd.convert(plain(), vd.ard()), "module '0' is Linear with recipe=.*prior=ARD"),
-    (
-        lambda: vd.convert(plain(), vd.ard(), include="5"),
-        "module '5' is Linear with recipe=.*prior=ARD",
-    ),
-    (
-        lambda: replaced(3, nn.Dropout(0.4)),
-        "module '3' is Dropout with rate=0.4, .* in the file Dropout with rate=0.3",
-    ),
-]
+    (lambda: vd.convert(plain(), vd.ard(), include="5"), "module '5' is Linear with recipe=.*prior=ARD"),
+    (lambda: replaced(3, nn.Dropout(0.4)), "module '3' is Dropout with rate=0.4, .* in the file Dropout with rate=0.3"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("make, match", UNFIT)

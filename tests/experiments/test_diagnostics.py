@@ -1,6 +1,5 @@
 """Diagnostics against cases with a known answer, against quadrature and against samples."""
 
-import copy
 import math
 
 import pytest
@@ -12,7 +11,9 @@ from torch import nn
 import vardrop as vd
 from experiments import diagnostics
 from experiments.diagnostics import accuracies, activation_alpha, gradient_variance
+from tests.nets import assert_unchanged
 from tests.refusals import assert_refused
+from tests.replay import replay
 
 WEIGHTS, BATCH, SIGMA, SPREAD = 100, 5, 0.7, 1.3
 ESTIMATORS = (vd.weight_sample, vd.per_example, vd.local_reparameterization, vd.flipout)
@@ -107,11 +108,8 @@ def test_likelihood_covariance_of_a_linear_case(estimator):
 
 def test_the_parts_add_up_to_the_variance_of_the_batch_means():
     net, data = linear(1, 0.8, 0.5), noisy_inputs(50)
-    torch.manual_seed(1)
-    result = diagnostics.likelihood_covariance(
-        net, data, output_itself, vd.weight_sample, num_data=7
-    )
-    torch.manual_seed(1)
+    arguments = net, data, output_itself, vd.weight_sample
+    result = replay(diagnostics.likelihood_covariance, *arguments, num_data=7)
     net.estimator = vd.weight_sample
     means = torch.stack([7 * net(x).mean() for x, _ in data])
     assert result.falling + result.constant == pytest.approx(means.var().item())
@@ -124,10 +122,8 @@ def test_jackknife_error_is_the_spread_over_repetitions():
     # jackknifed errors to less; 5.5 standard errors make 50%.
     arguments = output_itself, vd.weight_sample
     net = linear(1, 0.8, 0.5)
-    runs = [
-        diagnostics.likelihood_covariance(net, noisy_inputs(60), *arguments).covariance
-        for _ in range(60)
-    ]
+    covariance = diagnostics.likelihood_covariance
+    runs = [covariance(net, noisy_inputs(60), *arguments).covariance for _ in range(60)]
     spread = torch.tensor([r.value for r in runs]).std().item()
     stated = torch.tensor([r.standard_error for r in runs]).square().mean().sqrt().item()
     assert stated == pytest.approx(spread, rel=0.5)
@@ -291,12 +287,10 @@ def test_the_model_is_left_unchanged(measure):
     vd.convert(net, vd.sparse_vd(), include="3")
     net[1].eval()
     net[3].weight.grad = torch.ones(2, 4)
-    before = copy.deepcopy(net.state_dict())
-    result = measure(net, classes(4))
-    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    with assert_unchanged(net):
+        result = measure(net, classes(4))
     assert torch.equal(net[3].weight.grad, torch.ones(2, 4))
     assert net[0].sigma.grad is None
-    assert [module.training for module in net] == [True, False, True, True]
     assert (net[0].estimator, net[3].estimator) == (vd.flipout, vd.local_reparameterization)
     assert (net[0].sampling, len(net[0]._forward_pre_hooks)) == (None, 0)
     if isinstance(result, dict) and "0" in result:  # the noise level of each layer

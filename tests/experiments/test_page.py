@@ -14,9 +14,9 @@ from experiments.runner import experiments, finished, outside, reproduce, result
 from experiments.verdicts import Item, count_verdicts, lead, load_items
 from tests.experiments.toy import describe, toy_training
 from tests.refusals import assert_refused
+from tests.running import ROOT
 from vardrop.app.data import data_directory
 
-ROOT = Path(__file__).parents[2]
 CURVES = '[plot]\nx = "epoch"\ny = ["loss"]\nlog = "y"\n'
 BARS = '[plot]\nbars = "s"\n'
 JUDGED = '[[item]]\nname = "Toy"\nexperiment = "toy/{}"\nfigures = {{ loss = "lower" }}\n'
@@ -148,10 +148,8 @@ def test_a_lead_is_more_than_the_slack(direction, paper, ours, error, expected):
 def item(values, errors=(None, None)):
     """An item of two values, which are 2 (lower is better) and 10 (higher) in the paper."""
     names = ("error, %", "size")
-    results = {
-        name: {"mean": value, "standard_error": error}
-        for name, value, error in zip(names, values, errors, strict=True)
-    }
+    rows = zip(names, values, errors, strict=True)
+    results = {name: {"mean": value, "standard_error": error} for name, value, error in rows}
     row = {"expected": dict(zip(names, (2.0, 10), strict=True))}
     return Item("a", row | {"result": {"figures": results}}, dict(zip(names, ("lower", "higher"), strict=True)), "")  # fmt: skip
 

@@ -35,8 +35,7 @@ def test_the_result_states_everything(experiment, tmp_path):
     assert [r["epoch"] for r in stored["runs"][0]["curve"]] == [0, 1, 2, 3] * 2
     assert stored["runs"][0]["cpu_seconds"] >= 0
     seeds = stored["figures"]["seed"]  # 0, 1, 2: mean 1, deviation 1
-    assert seeds["mean"] == 1
-    assert seeds["standard_error"] == pytest.approx(1 / math.sqrt(3))
+    assert (seeds["mean"], seeds["standard_error"]) == (1, pytest.approx(1 / math.sqrt(3)))
     assert finished(experiment, out) == [0, 1, 2]
     assert not (out.parent / ".run").exists()
 

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
@@ -15,10 +14,10 @@ from experiments.lee_bb import active_units, units
 from experiments.neklyudov import _exceeded_by, to_variance
 from experiments.trainings import mlp
 from tests.experiments.test_functions import few_rows
+from tests.nets import digits
 from tests.refusals import assert_refused
+from tests.replay import replay
 from vardrop.app.data import Images
-from vardrop.noisy import relevance
-from vardrop.objective import ELBO, Categorical
 from vardrop.tuning import train
 
 
@@ -36,15 +35,6 @@ def test_first_of_each_class_keeps_the_order_of_the_file():
     assert chosen.y.tolist() == [2, 0, 1, 0, 2, 1]
 
 
-def net_with(*log_alphas: float) -> nn.Module:
-    """One weight for each value of log alpha, all means 1."""
-    net = nn.Linear(len(log_alphas), 1, bias=False)
-    nn.init.ones_(net.weight)
-    vd.convert(net, vd.sparse_vd())
-    net.log_sigma2.data.copy_(torch.tensor([log_alphas]))
-    return net
-
-
 def test_the_lowest_threshold_that_the_held_out_images_allow(monkeypatch):
     test, held = (torch.zeros(1, 1), torch.tensor(0)), (torch.zeros(1, 1), torch.tensor(1))
     by_weights = {4: (5.0, 2.0), 3: (6.0, 2.05), 2: (7.0, 2.1), 1: (8.0, 2.3)}  # test, held out
@@ -53,7 +43,10 @@ def test_the_lowest_threshold_that_the_held_out_images_allow(monkeypatch):
         return by_weights[int(net.weight.count_nonzero())][int(y)]
 
     monkeypatch.setattr(molchanov, "error", error)
-    found = molchanov._pruned(net_with(2.5, 1.5, 0.5, -1.0), (2, 1, 0), test, held)
+    net = nn.Linear(4, 1, bias=False)
+    nn.init.ones_(net.weight)
+    vd.convert(net, vd.sparse_vd()).log_sigma2.data.copy_(torch.tensor([[2.5, 1.5, 0.5, -1.0]]))
+    found = molchanov._pruned(net, (2, 1, 0), test, held)
     assert (found["chosen threshold"], found["error, chosen threshold, %"]) == (1.0, 7.0)
     assert (found["compression, chosen threshold"], found["error, %"]) == (2.0, 5.0)
     assert found["error, threshold 0, %"] == 8.0
@@ -128,9 +121,7 @@ def test_step_of_a_linear_classifier(samples: int):
 
 def test_ensembles_average_probabilities():
     net, x = vd.convert(nn.Linear(2, 2), vd.variance_layer()), torch.ones(1, 2)
-    torch.manual_seed(1)
-    found = uses.log_probabilities(net, x, 4).exp()
-    torch.manual_seed(1)
+    found = replay(uses.log_probabilities, net, x, 4).exp()
     assert torch.allclose(found, torch.stack([net(x).softmax(-1) for _ in range(4)]).mean(0))
     assert found.sum().item() == pytest.approx(1.0)
 
@@ -200,18 +191,15 @@ def error(net: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def test_beta_bernoulli_closes_the_empty_pixels_of_the_digits() -> None:
-    x, y = load_digits(return_X_y=True)
-    x, y = torch.tensor(x).float() / 16, torch.tensor(y)
+    x, y = digits()
     data, net = Images(x[:1400], y[:1400]), mlp(64, 32, 10)
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-    for _ in train(ELBO(net, Categorical(), 1400, beta=0.0), optimizer, *data, 15):
-        pass
+    list(train(vd.ELBO(net, vd.Categorical(), 1400, beta=0.0), optimizer, *data, 15))
     dense = error(net, x[1400:], y[1400:])
-    elbo = ELBO(vd.convert(net, vd.beta_bernoulli()), Categorical(), 1400)
+    elbo = vd.ELBO(vd.convert(net, vd.beta_bernoulli()), vd.Categorical(), 1400)
     optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=1e-3, noise_lr=1e-1))
-    for _ in train(elbo, optimizer, *data, 30, rate=lambda e: 1.0 if e < 15 else 0.1):
-        pass
-    kept, always_off = {name: r.kept for name, r in relevance(net).items()}, (x == 0).all(0)
+    list(train(elbo, optimizer, *data, 30, rate=lambda e: 1.0 if e < 15 else 0.1))
+    kept, always_off = {name: r.kept for name, r in vd.relevance(net).items()}, (x == 0).all(0)
     assert not kept["1.gate"][always_off].any()
     assert kept["1.gate"][~always_off].float().mean() > 0.5
     assert error(net, x[1400:], y[1400:]) < dense + 3.0
@@ -247,12 +235,9 @@ def test_test_rows_are_those_of_the_split_and_the_rest_trains():
 def test_inner_rows_are_training_rows_in_units_of_the_target():
     _, _, outer, inner = parts(0)
     # Standardising twice leaves distances in units of the target as they were.
-    spread = torch.cat([inner.y, inner.test_y]).double() * inner.unit
-    assert torch.allclose(
-        (spread - spread.mean()).flatten().sort().values,
-        ((outer.y.double() - outer.y.double().mean()) * outer.unit).flatten().sort().values,
-        atol=1e-4,
-    )
+    gaps = lambda y, unit: ((y.double() - y.double().mean()) * unit).flatten().sort().values
+    both = torch.cat([inner.y, inner.test_y])
+    assert torch.allclose(gaps(both, inner.unit), gaps(outer.y, outer.unit), atol=1e-4)
 
 
 def test_scores_of_one_normal_are_those_of_the_formulas(monkeypatch):

@@ -13,6 +13,8 @@ from vardrop.tuning import Loop
 def toy_training(seed: int, epochs: int = 4, stop_after: int = 0, watch: Watch | None = None):
     """Two small trainings; `stop_after` epochs of the second it is cut off."""
     x, y, curve = torch.arange(12.0).view(6, 2) / 12, torch.arange(6) % 2, []
+    watch = watch or Watch()
+    watch.seconds = 0.0  # a checkpoint every epoch, if there is a directory
     with torch.random.fork_rng(devices=[]):
         for name in ("first", "second"):
             torch.manual_seed(seed)
@@ -25,14 +27,8 @@ def toy_training(seed: int, epochs: int = 4, stop_after: int = 0, watch: Watch |
                     raise KeyboardInterrupt
                 return {"loss": epoch.loss}
 
-            curve += watch_or_new(watch).fit(name, loop, measure, fraction=0.5)
+            curve += watch.fit(name, loop, measure, fraction=0.5)
     return {"figures": {"loss": curve[-1]["loss"], "seed": float(seed)}, "curve": curve}
-
-
-def watch_or_new(watch: Watch | None) -> Watch:
-    if watch is not None:
-        watch.seconds = 0.0  # a checkpoint every epoch
-    return watch or Watch()
 
 
 def describe(folder: Path, more: str = "", name: str = "toy/run") -> Path:

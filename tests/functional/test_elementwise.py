@@ -182,9 +182,8 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_a_local_output_and_its_derivatives(name, bias):
-    op, shape, weight = PRODUCTS[name]
+@pytest.mark.parametrize("op, shape, weight", PRODUCTS.values(), ids=PRODUCTS)
+def test_a_local_output_and_its_derivatives(op, shape, weight, bias):
     numbers = lambda *shape: torch.randn(*shape, dtype=torch.float64)
     x, mean = numbers(*shape).requires_grad_(), numbers(*weight).requires_grad_()
     variance = numbers(*weight).exp().requires_grad_()

@@ -10,13 +10,12 @@ from typing import ClassVar
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.distributions import Bernoulli, kl_divergence
 from torch.nn import functional
 
 import vardrop as vd
-from tests.nets import Parts, reload
+from tests.nets import Parts, digits, reload
 from tests.refusals import assert_refused
 from tests.replay import replay
 from tests.z_scores import assert_mean, z_bound
@@ -93,8 +92,7 @@ def test_likelihood_under_masks_matches_its_analytic_mean():
 
 
 def test_monte_carlo_probabilities_match_enumeration():
-    head = Head(5, 2, DropMaxRule(temperature=1e-4)).double().eval()
-    h = torch.randn(1, 5).double()
+    head, h = Head(5, 2, DropMaxRule(temperature=1e-4)).double().eval(), torch.randn(1, 5).double()
     with torch.no_grad():
         o, a = (functional.linear(h, m.weight, m.bias)[0] for m in (head, head.retain))
         rho = torch.sigmoid(a)
@@ -336,21 +334,14 @@ def test_the_objective_sees_through_a_net_that_is_compiled():
 
 
 def test_dropmax_learns_the_digits():
-    x, y = load_digits(return_X_y=True)
-    x, y = torch.tensor(x).float() / 16, torch.tensor(y)
+    x, y = digits()
     net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), Head(32, 10, DropMaxRule()))
     elbo = vd.ELBO(net, vd.Categorical(), num_data=1000)
     optimizer = torch.optim.Adam(elbo.parameters(), lr=1e-2)
-    for _ in range(8):
-        for batch in torch.randperm(1000).split(100):
-            optimizer.zero_grad()
-            elbo(x[batch], y[batch]).loss.backward()
-            optimizer.step()
-    net.eval()
-    accuracy = (net(x[1000:]).argmax(1) == y[1000:]).float().mean()
-    retained = net[2].retain_probability(net[:2](x[1000:]))
-    assert accuracy > 0.85
-    target = functional.one_hot(y[1000:], 10).bool()
+    list(vd.tuning.train(elbo, optimizer, x[:1000], y[:1000], 8, 100))
+    x, y = x[1000:], y[1000:]
+    assert (net.eval()(x).argmax(1) == y).float().mean() > 0.85
+    retained, target = net[2].retain_probability(net[:2](x)), functional.one_hot(y, 10).bool()
     assert retained[target].mean() > retained[~target].mean() + 0.3
 
 

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.integrations.models import MODELS
+from tests.running import ROOT
 from vardrop._core import integrations
 from vardrop._core.calls import check_named
 
-ROOT = Path(__file__).parents[2]
 NAMES = ("transformers", "timm", "torchvision", "peft", "lightning", "vardrop.integrations")
 
 
@@ -73,16 +74,11 @@ def test_an_entry_point_is_loaded_once_for_a_class_of_its_package(monkeypatch, t
 
 
 def test_a_model_of_transformers_tells_its_positions():
-    pytest.importorskip("transformers")
-    from tests.integrations.models import MODELS
-
     model = MODELS["gpt2"]().eval()
     vd.plan(model, vd.ard())  # loads the integration
-    span = integrations.position_span(model)
-    tokens = torch.ones(1, 5, dtype=torch.long)
-    assert span((tokens,), {}) == (0, None)
+    span, tokens = integrations.position_span(model), torch.ones(1, 5, dtype=torch.long)
     cache = model(tokens, use_cache=True).past_key_values
     step = {"input_ids": tokens[:, :1], "past_key_values": cache}
-    assert span((), step) == (5, None)
+    assert (span((tokens,), {}), span((), step)) == ((0, None), (5, None))
     assert span((), {**step, "logits_to_keep": 1}) == (5, 6)
     assert integrations.position_span(nn.Linear(2, 1)) is None

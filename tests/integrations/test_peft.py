@@ -1,18 +1,14 @@
 """PEFT models: the Trainer with the ELBO, and adapters as checkpoints."""
 
+import peft
 import pytest
 import torch
 
 import vardrop as vd
-from tests.refusals import assert_refused
-
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
-
-import peft
-
 from tests.integrations.models import MODELS
 from tests.integrations.test_trainer import arguments, examples
+from tests.nets import is_same_state
+from tests.refusals import assert_refused
 from vardrop.integrations.huggingface import from_pretrained, save_pretrained
 from vardrop.integrations.trainer import ELBOTrainer
 
@@ -35,11 +31,6 @@ def trainer_of(folder, model, **options):
     return ELBOTrainer(model, arguments(folder, **options), train_dataset=examples(), beta=1e-3)
 
 
-def same_state(one, other):
-    mine, others = one.state_dict(), other.state_dict()
-    return mine.keys() == others.keys() and all(torch.equal(v, others[k]) for k, v in mine.items())
-
-
 @pytest.mark.parametrize("where", WHERE.values(), ids=WHERE)
 def test_the_trainer_saves_adapters_and_resumes_from_them(where, tmp_path):
     model = adapted(where)
@@ -47,7 +38,7 @@ def test_the_trainer_saves_adapters_and_resumes_from_them(where, tmp_path):
     middle, last = tmp_path / "checkpoint-4", tmp_path / "checkpoint-8"
     again = adapted(where)
     trainer_of(tmp_path, again).train(resume_from_checkpoint=str(middle))
-    assert same_state(again, model)
+    assert is_same_state(again, model)
     saved = {path.name: path.stat().st_size for path in last.iterdir()}
     assert "model.safetensors" not in saved
     whole = sum(t.numel() for t in model.state_dict().values()) * 4
@@ -60,7 +51,7 @@ def test_an_adapter_comes_back_with_its_noise(where, tmp_path):
     trainer_of(tmp_path, model).train()
     save_pretrained(model, tmp_path / "saved")
     again = from_pretrained(base(), tmp_path / "saved")
-    assert same_state(again, model)
+    assert is_same_state(again, model)
     assert torch.equal(vd.kl(again).detach(), vd.kl(model).detach())
     plain = peft.PeftModel.from_pretrained(base(), tmp_path / "saved").eval()  # finds the means
     x = torch.stack([e["input_ids"] for e in examples()])
@@ -83,4 +74,4 @@ def test_the_best_adapter_is_loaded_with_its_noise(tmp_path):
     args = arguments(tmp_path, num_train_epochs=2, learning_rate=1e-2, **options)
     trainer = ELBOTrainer(model, args, train_dataset=examples(), eval_dataset=examples())
     trainer.train()
-    assert same_state(from_pretrained(base(), trainer.state.best_model_checkpoint), model)
+    assert is_same_state(from_pretrained(base(), trainer.state.best_model_checkpoint), model)

@@ -5,6 +5,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import vardrop as vd
+from tests.nets import is_same_state
 from tests.running import TORCHRUN, python
 from vardrop._core.rng import process_noise
 
@@ -70,27 +71,21 @@ def run(folder, script, *launch):
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(v, other[k]) for k, v in one.items())
-
-
 def test_processes_of_the_trainer_draw_their_own_noise(tmp_path):
-    pytest.importorskip("transformers")
     first, second = run(tmp_path, TRAINER, *TORCHRUN)
     for mine, others in zip(first[1], second[1], strict=True):
         assert not torch.equal(mine, others)
-    assert same(first[0], second[0])  # one model
+    assert is_same_state(first[0], second[0])  # one model
     assert torch.equal(first[2], second[2])  # torch's generators are as equal as they were
-    assert same(first[3], first[0])  # training that was resumed
+    assert is_same_state(first[3], first[0])  # training that was resumed
 
 
 @pytest.mark.slow
 def test_processes_of_lightning_draw_their_own_noise(tmp_path):
-    pytest.importorskip("lightning.pytorch")
     first, second = run(tmp_path, LIGHTNING)
     assert len(first[1]) == 2
     assert not any(torch.equal(*both) for both in zip(first[1], second[1], strict=True))
-    assert same(first[0], second[0])
+    assert is_same_state(first[0], second[0])
     assert torch.equal(first[2], second[2])
 
 

@@ -1,23 +1,21 @@
 """The Trainer of transformers with the ELBO."""
 
+import copy
 import math
 import shutil
 
 import pytest
 import torch
+import transformers
 from torch.utils.data import IterableDataset
 
 import vardrop as vd
-from tests.refusals import assert_refused
-from vardrop.noisy import noisy_modules
-
-pytest.importorskip("transformers")
-
-import transformers
-
 from tests.integrations.models import MODELS
+from tests.nets import is_same_state
+from tests.refusals import assert_refused
 from vardrop.integrations.huggingface import from_pretrained, read_noise
 from vardrop.integrations.trainer import ELBOTrainer
+from vardrop.noisy import noisy_modules
 
 
 def examples(count=64):
@@ -102,8 +100,7 @@ def test_checkpoints_keep_the_noise(name, tmp_path):
     assert not torch.equal(vd.kl(fresh.model).detach(), kl)
     fresh.train(resume_from_checkpoint=str(folder))  # the epochs are over: it is only loaded
     assert torch.equal(vd.kl(fresh.model).detach(), kl)
-    state = trainer.model.state_dict()
-    assert all(torch.equal(v, state[k]) for k, v in fresh.model.state_dict().items())
+    assert is_same_state(fresh.model, trainer.model)
 
 
 def test_a_model_of_language_is_asked_for_the_next_word(tmp_path):
@@ -175,9 +172,8 @@ REGRESSIONS = {
 
 
 @pytest.mark.parametrize("learned", [None, vd.Gaussian(std=2.0)], ids=["default", "fixed"])
-@pytest.mark.parametrize("name", REGRESSIONS)
-def test_values_have_a_gaussian_likelihood(name, learned, tmp_path):
-    config, values = REGRESSIONS[name]
+@pytest.mark.parametrize("config, values", REGRESSIONS.values(), ids=REGRESSIONS)
+def test_values_have_a_gaussian_likelihood(config, values, learned, tmp_path):
     data = labelled(values)
     given = {"train_dataset": data, "likelihood": learned}
     trainer = ELBOTrainer(still(**config), arguments(tmp_path, max_steps=2), **given)
@@ -218,7 +214,7 @@ def test_a_checkpoint_keeps_the_noise_of_values(tmp_path):
         trainer = ELBOTrainer(still(num_labels=1), args, train_dataset=labelled(VALUES))
         trainer.train(resume_from_checkpoint=start)
         found.append({**trainer.model.state_dict(), **trainer.likelihood.state_dict()})
-    assert all(torch.equal(v, found[1][k]) for k, v in found[0].items())
+    assert is_same_state(*found)
     other = ELBOTrainer(still(num_labels=3), arguments(tmp_path), train_dataset=examples(16))
     assert_refused(r"\['log_std'\] of", other._load_noise, other.model, *read_noise(start), start)
 
@@ -290,6 +286,6 @@ def test_checkpoints_of_another_save_or_conversion_are_refused(tmp_path):
     assert len(noisy_modules(other)) == 1
     shutil.copy(second / "model.safetensors", first)
     again = trainer_of(tmp_path, num_train_epochs=2)
-    before = {k: v.clone() for k, v in again.model.state_dict().items()}
+    before = copy.deepcopy(again.model.state_dict())
     assert_refused("to belong to model.*saves", again.train, resume_from_checkpoint=str(first))
-    assert all(torch.equal(v, before[k]) for k, v in again.model.state_dict().items())
+    assert is_same_state(again.model, before)

@@ -23,16 +23,14 @@ def test_summary_and_sparsity_of_known_alphas():
     assert (first.low, first.median, first.high) == (1.0, 5.0, 9.0)
     assert (second.weights, second.above) == (2, 1)
     s = vd.sparsity(net, threshold=3.0)
-    assert s.by_layer == {"0": 8 / 11, "1": 0.5}
-    assert s.total == 9 / 13
+    assert (s.by_layer, s.total) == ({"0": 8 / 11, "1": 0.5}, 9 / 13)
     assert s.compression == 13 / 4
 
 
 def test_shared_alphas_infinite_alphas_and_gates_count():
     recipe = vd.variational_dropout(per="layer", drop_rate=0.99, max_alpha=None)
     s = vd.sparsity(nn.Sequential(vd.convert(nn.Linear(4, 3), recipe), additive([0.0] * 4)))
-    assert s.weights == {"0": 12, "1": 4}
-    assert s.total == 12 / 16
+    assert (s.weights, s.total) == ({"0": 12, "1": 4}, 12 / 16)
     variance = vd.convert(nn.Linear(4, 3), vd.variance_layer())
     assert vd.alpha_summary(variance).layers[0].median == math.inf
     assert vd.sparsity(variance).compression == math.inf

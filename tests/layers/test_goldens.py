@@ -23,8 +23,7 @@ FILE = Path(__file__).with_name("goldens.json")
 
 def projections(x):
     """Two numbers that move where any element of x does."""
-    index = torch.arange(x.numel(), dtype=torch.float64)
-    flat = x.detach().double().flatten()
+    index, flat = torch.arange(x.numel(), dtype=torch.float64), x.detach().double().flatten()
     return [float(flat @ torch.cos(index + 1)), float(flat @ torch.sin(2 * index + 1))]
 
 

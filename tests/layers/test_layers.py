@@ -112,9 +112,8 @@ QUIET = {
 }
 
 
-@pytest.mark.parametrize("case", QUIET)
-def test_no_false_alarm(case):
-    recipe, loss, options = QUIET[case]
+@pytest.mark.parametrize("recipe, loss, options", QUIET.values(), ids=QUIET)
+def test_no_false_alarm(recipe, loss, options):
     _, step = net_and_step(recipe, loss, **options)
     for _ in range(8 if loss is gathered else 120):
         step()

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 import vardrop as vd
-from tests.nets import Parts, reload
+from tests.nets import Parts, assert_unchanged, reload
 from tests.refusals import assert_refused
 
 LAYERS = {
@@ -49,8 +49,7 @@ def test_a_draw_is_the_torch_layer_of_the_drawn_weights(name, recipe):
 @pytest.mark.parametrize("name", ALL)
 def test_every_sequence_of_a_call_sees_one_draw(name):
     noisy = vd.convert(ALL[name]().double(), vd.bayes_by_backprop(log_sigma2=-1.0)).train()
-    x = inputs(name)
-    axis = 0 if "cell" in name or getattr(noisy, "batch_first", False) else 1
+    x, axis = inputs(name), 0 if "cell" in name or getattr(noisy, "batch_first", False) else 1
     one = x.narrow(axis, 0, 1)
     both = flat(noisy(torch.cat([one, one], axis)))[0]
     torch.testing.assert_close(both.narrow(axis, 0, 1), both.narrow(axis, 1, 1))
@@ -70,13 +69,11 @@ def test_packed_sequences_and_initial_states(name):
 
 def test_drawing_leaves_the_layer_as_it_is():
     noisy = vd.convert(nn.LSTM(4, 3), vd.sparse_vd()).train()
-    before = {k: (v, v.clone()) for k, v in noisy.state_dict(keep_vars=True).items()}
-    weights = list(noisy._flat_weights)
-    noisy(torch.randn(5, 2, 4))
-    for key, tensor in noisy.state_dict(keep_vars=True).items():
-        assert tensor is before[key][0]
-        assert torch.equal(tensor, before[key][1])
-    assert all(a is b for a, b in zip(noisy._flat_weights, weights, strict=True))
+    before = [*noisy.parameters(), *noisy._flat_weights]
+    with assert_unchanged(noisy):
+        noisy(torch.randn(5, 2, 4))
+    after = [*noisy.parameters(), *noisy._flat_weights]
+    assert all(a is b for a, b in zip(after, before, strict=True))
 
 
 def classifier():
@@ -107,8 +104,7 @@ def test_a_mask_is_one_set_of_weights_per_sequence(name, recipe):
     """Masks on inputs and state are masks on the columns of the weights, one per sequence."""
     noisy, x, masks = vd.convert(LAYERS[name]().double(), recipe).train(), inputs(name), []
     noisy.gate.register_forward_hook(lambda module, args, output: masks.append(output.detach()))
-    found = flat(noisy(x))
-    axis = 0 if noisy.batch_first else 1
+    found, axis = flat(noisy(x)), 0 if noisy.batch_first else 1
     assert masks[0].shape == (x.shape[axis], noisy.gate.units)
     assert len({tuple(m.tolist()) for m in masks[0]}) > 1
     for row, mask in enumerate(masks[0]):

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 import vardrop as vd
 from experiments.diagnostics import noise_level
-from tests.nets import reload
+from tests.nets import is_same_state, reload
 from tests.refusals import assert_refused
 from vardrop.compression import zero_pruned_weights
 from vardrop.testing import CHECKS, RECIPES
@@ -112,8 +112,7 @@ def test_every_verb_takes_both_weights(tmp_path):
     assert not torch.equal(drawn[0].control, noisy[0].control)
     assert vd.predict(noisy, x, samples=4).probs.shape == (7, 3)
     again = reload(noisy, nn.Sequential(make(), nn.Tanh(), nn.Linear(4, 3)), tmp_path)
-    for name, value in noisy.state_dict().items():
-        assert torch.equal(value, again.state_dict()[name])
+    assert is_same_state(again, noisy)
     shapes = {k: v.shape for k, v in vd.kappa(noisy, [(x, torch.randint(3, (7,)))]).items()}
     assert shapes == {"0.value": (4, 6), "0.control": (4, 6), "2": (3, 4)}
     noisy[0].control_log_sigma2.data[0] = 20.0  # dead weights of one are masked

@@ -180,12 +180,6 @@ def test_types_and_strides(score):
     assert auroc(torch.tensor([0.0, 1.0]), torch.tensor([torch.inf])) == 1
 
 
-def test_risk_coverage_by_hand():
-    curve = risk_coverage(torch.tensor([0.9, 0.1, 0.5, 0.2]), torch.tensor([1, 0, 1, 0]))
-    torch.testing.assert_close(curve.coverage, torch.tensor([0.25, 0.5, 0.75, 1.0]))
-    torch.testing.assert_close(curve.risk, torch.tensor([0.0, 0.0, 1 / 3, 0.5]))
-
-
 @settings(deadline=None, max_examples=25)
 @given(cases=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=5))
 def test_ties_give_the_mean_over_all_orders(cases):

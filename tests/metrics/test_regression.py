@@ -135,6 +135,8 @@ def test_weighted_numbers_are_scored_as_rows_that_stand_for_several(weighted):
     rows = torch.arange(N).repeat_interleave(chosen)
     own = [t[rows] for t in (mean, torch.ones(N), log_probs, y)]
     whole = scoring.number_scores(*own, (lower[rows], upper[rows])).metrics
+    given = mean, torch.ones(N), log_probs, y, (lower, upper), chosen.double()
+    assert scoring.number_scores(*given).metrics == pytest.approx(whole)
     found = intervals.number_scores(mean, y, lower, upper, log_probs)
     assert set(found) == set(whole) - {"crps"}
     for name, score in found.items():

@@ -13,7 +13,6 @@ import vardrop as vd
 from tests.nets import Parts
 from tests.refusals import assert_refused
 from tests.replay import replay
-from vardrop.divergence import kl_divergence
 from vardrop.posteriors import Axes
 
 DRAWS = vd.Recipe(vd.AdditiveGaussian(-3.0), vd.LogUniform(), vd.weight_sample)
@@ -69,9 +68,8 @@ def apart(net, x, samples, num_data):
 
 @pytest.mark.parametrize("samples", [1, 3])
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("name", NETS)
-def test_gradients_are_those_of_draws_and_kl_apart(name, recipe, samples):
-    make, x = NETS[name]
+@pytest.mark.parametrize("make, x", NETS.values(), ids=NETS)
+def test_gradients_are_those_of_draws_and_kl_apart(make, x, recipe, samples):
     net = vd.convert(make(), RECIPES[recipe])
     elbo = vd.ELBO(net, vd.Categorical(), num_data=9, samples=samples)
     out, loss = replay(elbo, x, Y), replay(apart, net, x, samples, 9)
@@ -137,7 +135,8 @@ def test_kl_to_normal_priors_in_blocks_against_float64(name, transposed):
         weight = weight.T.contiguous().T
     for dtype in (torch.float32, torch.float64):
         w, s, *rest = (t.to(dtype).requires_grad_() for t in (weight, log_sigma2, *hyper.values()))
-        value = kl_divergence(q, p, w, axes, {"log_sigma2": s}, dict(zip(hyper, rest, strict=True)))
+        tensors = {"log_sigma2": s}, dict(zip(hyper, rest, strict=True))
+        value = vd.kl_divergence(q, p, w, axes, *tensors)
         learned = [w, s, *(rest if p.learned else [])]
         found.append([value, *torch.autograd.grad(3 * value, learned)])
     for mine, exact in zip(*found, strict=True):

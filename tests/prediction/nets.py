@@ -25,9 +25,8 @@ def cnn():
     convolutions = {"conv1": nn.Conv2d(1, 4, 3), "conv2": nn.Conv2d(4, 5, 2)}
     norms = {"norm1": nn.BatchNorm2d(4), "norm2": nn.BatchNorm2d(5)}
     rest = {"pool": nn.MaxPool2d(2), "relu": nn.ReLU(inplace=True)}
-    return Parts(
-        run_cnn, **convolutions, **norms, **rest, hidden=nn.Linear(5, 6), last=nn.Linear(6, 3)
-    )
+    rest |= {"hidden": nn.Linear(5, 6), "last": nn.Linear(6, 3)}
+    return Parts(run_cnn, **convolutions, **norms, **rest)
 
 
 def run_residual(net, x):

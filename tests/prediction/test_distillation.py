@@ -82,9 +82,8 @@ def test_bad_input(match, data, outputs, options):
 def test_a_binary_students_loss_is_the_kl_at_the_temperature(temperature):
     likelihood, generator = vd.Bernoulli(), torch.Generator().manual_seed(0)
     p, q = torch.randn(6, 1, generator=generator), torch.randn(6, 1, generator=generator)
-    taught = vd.likelihoods.TeacherOutput(
-        p, torch.ones_like(p), likelihood.parts(p[None]).log_probs[0]
-    )
+    log_probs = likelihood.parts(p[None]).log_probs[0]
+    taught = vd.likelihoods.TeacherOutput(p, torch.ones_like(p), log_probs)
     a, b = (p / temperature).sigmoid(), (q / temperature).sigmoid()
     kl = a * (a / b).log() + (1 - a) * ((1 - a) / (1 - b)).log()
     found = likelihood.distillation_loss(q, taught, temperature)

@@ -14,9 +14,8 @@ from tests.refusals import assert_refused
 from vardrop.testing.cases import HEADS, LAYERS, RECIPES
 
 NAMES = ("dense", "norms", "residual", "tapped", "recurrent", "encoder")
-OPTIONS = pytest.mark.parametrize(
-    "options", [{}, {"draw": "functions"}, {"mode": "moments"}], ids=str
-)
+WAYS = [{}, {"draw": "functions"}, {"mode": "moments"}]
+OPTIONS = pytest.mark.parametrize("options", WAYS, ids=str)
 
 
 def outputs(predictor, x, seed):

@@ -44,8 +44,7 @@ def test_a_row_gets_the_same_output_in_every_batch(recipe):
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_a_seed_gives_the_same_function_and_leaves_net_and_generator(recipe):
-    net = conv_net(recipe).train()
-    state = torch.get_rng_state()
+    net, state = conv_net(recipe).train(), torch.get_rng_state()
     with assert_unchanged(net):
         first, again, other = vd.draw(net, seed=0), vd.draw(net, seed=0), vd.draw(net, seed=1)
     assert torch.equal(torch.get_rng_state(), state)
@@ -66,8 +65,7 @@ def test_the_drawn_net_is_made_of_plain_layers_and_can_be_copied():
 
 
 def test_draws_are_different_functions_that_stay_as_they_are():
-    net = vd.convert(nn.Linear(4, 3), vd.bayes_by_backprop(log_sigma2=0.0))
-    x = torch.randn(2, 4)
+    net, x = vd.convert(nn.Linear(4, 3), vd.bayes_by_backprop(log_sigma2=0.0)), torch.randn(2, 4)
     functions = list(vd.draws(net, 3, seed=0))
     outputs = [f(x) for f in functions]
     assert not torch.equal(outputs[0], outputs[1])

@@ -27,11 +27,6 @@ def small_net():
     return vd.convert(net, vd.variational_dropout(per="layer"), include="4")
 
 
-def drawn_weight(layer):
-    weight = layer.noisy_tensors()["weight"]
-    return weight.sample(weight.draw()).detach()
-
-
 def data(sizes=(5, 3)):
     return [(torch.randn(n, 1, 6).double(), torch.randint(3, (n,))) for n in sizes]
 
@@ -105,7 +100,8 @@ def test_it_averages_the_hessian_over_draws_of_the_weights():
             for _ in range(3):
                 drawn = copy.deepcopy(net)
                 for layer in (drawn[0], drawn[4]):
-                    layer.weight.data.copy_(drawn_weight(layer))
+                    weight = layer.noisy_tensors()["weight"]
+                    layer.weight.data.copy_(weight.sample(weight.draw()).detach())
                 for name in totals:
                     totals[name] += hessian_diagonal(drawn, f"{name}.weight", x, y) * len(y) / 3
     for name, total in totals.items():
@@ -140,8 +136,7 @@ def test_errors(make, batches, options, match):
 
 
 def test_linear_values_have_no_curvature():
-    w = torch.ones(3, requires_grad=True)
-    other = torch.ones(2, requires_grad=True)
+    w, other = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
     assert diagonal_hessian(2 * w.sum(), [w])[0].tolist() == [0.0] * 3
     assert hutchinson_diagonal(2 * w.sum(), [w])[0].tolist() == [0.0] * 3
     assert diagonal_hessian(w.pow(3).sum(), [w, other])[1].tolist() == [0.0] * 2

@@ -85,22 +85,19 @@ def residual(net, x):
     return 0.5 * x + torch.relu(net.inner(x)).view(-1, 3) + 1.0
 
 
-RESIDUAL = Parts(residual, inner=nn.Linear(3, 3))
-
-
 @pytest.mark.parametrize(
     "net",
     [
-        vd.convert(nn.Sequential(RESIDUAL), vd.bayes_by_backprop(None, -3.0)),
+        vd.convert(
+            nn.Sequential(Parts(residual, inner=nn.Linear(3, 3))), vd.bayes_by_backprop(None, -3.0)
+        ),
         nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Dropout(0.3), nn.Linear(64, 2)),
-        vd.convert(nn.Sequential(nn.Linear(3, 64), nn.Linear(64, 2)), vd.binary_dropout(0.3), "1"),
-        vd.convert(nn.Sequential(nn.Linear(3, 64), nn.Linear(64, 2)), vd.gaussian_dropout(), "1"),
         vd.convert(
             nn.Sequential(nn.Conv1d(1, 4, 2), nn.AvgPool1d(2), nn.Flatten(), nn.Linear(4, 2)),
             vd.Recipe(vd.AdditiveGaussian(-3.0), noisy_bias=True),
         ),
     ],
-    ids=["residual", "dropout", "binary gate", "gaussian gate", "conv, noisy bias"],
+    ids=["residual", "dropout", "conv, noisy bias"],
 )
 def test_whole_nets_against_samples(net):
     torch.manual_seed(1)
@@ -141,10 +138,8 @@ def test_moments_of_every_layer_against_100_000_samples(kind, log_sigma2):
 
 
 def test_uncertainty_of_the_moments_is_that_of_samples():
-    net = vd.convert(mlp(16, 64, 32, 4), vd.sparse_vd(log_sigma2=-3.0))
-    x = torch.randn(8, 16)
-    sampled = vd.predict(net, x, 20_000, seed=0)
-    found = vd.predict(net, x, 20_000, mode="moments")
+    net, x = vd.convert(mlp(16, 64, 32, 4), vd.sparse_vd(log_sigma2=-3.0)), torch.randn(8, 16)
+    sampled, found = vd.predict(net, x, 20_000, seed=0), vd.predict(net, x, 20_000, mode="moments")
     assert (found.probs - sampled.probs).abs().max() < 0.02
     assert (found.epistemic / sampled.epistemic - 1).abs().max() < 0.1
     assert torch.equal(found.probs, vd.predict(net, x, 20_000, mode="moments").probs)
@@ -155,8 +150,7 @@ def test_unsupported_modules_are_named_and_the_net_is_left_alone():
     assert_refused(r"'1' \(Softmax\), which calls softmax", propagate, net, torch.zeros(1, 3))
     assert net.training
     assert all("forward" not in m.__dict__ and not m._forward_hooks for m in net.modules())
-    image = torch.zeros(1, 1, 4, 4)
-    drop = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout2d(0.5))
+    image, drop = torch.zeros(1, 1, 4, 4), nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout2d(0.5))
     assert_refused(r"'1' \(Dropout2d\), which calls noise without", propagate, drop, image)
     pool = nn.Sequential(vd.Conv2d(1, 2, 1, posterior=vd.AdditiveGaussian()), nn.MaxPool2d(2, 1))
     assert_refused(r"'1' \(MaxPool2d\), which calls max_pool2d with over", propagate, pool, image)
@@ -261,9 +255,8 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize("name", SHARED)
-def test_gates_with_one_draw_for_several_elements_are_refused(name):
-    gate, shape = SHARED[name]
+@pytest.mark.parametrize("gate, shape", SHARED.values(), ids=SHARED)
+def test_gates_with_one_draw_for_several_elements_are_refused(gate, shape):
     net = nn.Sequential(nn.Identity(), nn.Sequential(vd.Gate(gate, 2, axis=1)), nn.Flatten())
     assert_refused(r"\(Gate\).* one draw for several elements", propagate, net, torch.ones(shape))
 
@@ -296,9 +289,8 @@ POOLS = {
 LOCAL = vd.bayes_by_backprop(log_sigma2=0.0, estimator=vd.local_reparameterization)
 
 
-@pytest.mark.parametrize("name", POOLS)
-def test_average_pooling_against_samples(name):
-    pool, size = POOLS[name]
+@pytest.mark.parametrize("pool, size", POOLS.values(), ids=POOLS)
+def test_average_pooling_against_samples(pool, size):
     conv = (nn.Conv1d if len(size) == 1 else nn.Conv2d)(1, 2, 1)
     net = vd.convert(nn.Sequential(conv, pool, nn.Flatten()), LOCAL)
     check_against_samples(net, torch.randn(1, 1, *size))

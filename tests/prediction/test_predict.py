@@ -38,8 +38,7 @@ def inputs(rows=4):
 @pytest.mark.parametrize("draw", ["estimator", "functions"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_seed_gives_the_same_numbers_and_leaves_the_global_generator(name, draw):
-    net, x = dense(RECIPES[name]), inputs()
-    state = torch.get_rng_state()
+    net, x, state = dense(RECIPES[name]), inputs(), torch.get_rng_state()
     first = predict(net, x, 12, draw=draw, seed=3)
     torch.rand(7)
     torch.set_rng_state(state)
@@ -55,20 +54,16 @@ def test_chunks_and_ways_of_drawing_have_the_distribution_of_a_plain_loop(name):
     net, x, n = dense(RECIPES[name]), inputs(), 1000
     with torch.no_grad(), vd.sampling(net):
         loop = torch.stack([net(x) for _ in range(n)])
-    for draws in (
-        blocks(net, x, n, 30, seed=0),
-        blocks(net, x, n, n, seed=1),
-        predict(net, x, n, draw="functions", seed=2).draws,
-    ):
+    functions = predict(net, x, n, draw="functions", seed=2).draws
+    for draws in (blocks(net, x, n, 30, seed=0), blocks(net, x, n, n, seed=1), functions):
         assert_same_moments(loop, draws, Z)
 
 
 SINGLE = vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=vd.weight_sample)
+WHOLE = [(vd.sparse_vd(log_sigma2=-2.0), "functions"), (SINGLE, "estimator")]
 
 
-@pytest.mark.parametrize(
-    "recipe, whole", [(vd.sparse_vd(log_sigma2=-2.0), "functions"), (SINGLE, "estimator")]
-)
+@pytest.mark.parametrize("recipe, whole", WHOLE)
 def test_local_draws_are_independent_between_examples_and_whole_functions_are_not(recipe, whole):
     net, x, n = vd.convert(nn.Linear(5, 1), recipe).eval(), torch.ones(2, 5), 4000
     kinds = (predict(net, x, n, draw=d, likelihood=vd.Values(), seed=0) for d in ("local", whole))
@@ -120,16 +115,14 @@ def test_a_loader_gives_what_its_batches_give():
 
 
 def test_rows_are_split_where_one_draw_would_not_fit():
-    net, x = dense(), inputs(9)
-    memory = 8 * 6 * 4 * 2
+    net, x, memory = dense(), inputs(9), 8 * 6 * 4 * 2
     assert strategy_of(net, x, memory=memory).max_examples(x, 500) == 2
     p = predict(net, x, 500, memory=memory, seed=0)
     assert_same_moments(p.draws, predict(net, x, 500, seed=1).draws, Z)
 
 
 def test_the_tolerance_stops_each_batch_when_it_has_settled():
-    net = dense()
-    sure, unsure = torch.zeros(3, 5), 3 * inputs(3)
+    net, sure, unsure = dense(), torch.zeros(3, 5), 3 * inputs(3)
     p = predict(net, [sure, unsure], 20_000, tolerance=0.01, seed=0)
     counts = p.samples.tolist()
     assert counts[0] < counts[-1] < 20_000
@@ -228,7 +221,6 @@ NAN = torch.tensor([[math.nan] * 5])
 
 @pytest.mark.parametrize("x, options, match", [
     (inputs(), {"samples": 0}, "`samples` to be an integer of at least 1, but got 0"),
-    (inputs(), {"samples": True}, "`samples` to be an integer of at least 1, but got True"),
     (inputs(), {"memory": 0}, "`memory` to be an integer of at least 1"),
     (inputs(), {"keep": -1}, "`keep` to be an integer of at least 0"),
     (inputs(), {"seed": 0.5}, "`seed` to be an integer"),

@@ -69,8 +69,7 @@ def test_mixture_quantiles_of_extreme_parts():
 
 
 def test_the_log_density_is_the_log_of_the_mean_density():
-    net, x = noisy_line(), torch.randn(4, 2)
-    y = torch.randn(4, 1)
+    net, x, y = noisy_line(), torch.randn(4, 2), torch.randn(4, 1)
     p = predict(net, x, 30, likelihood=vd.Gaussian(0.5), seed=0)
     density = norm.pdf((y - p.draws).double() / 0.5) / 0.5
     torch.testing.assert_close(
@@ -86,8 +85,7 @@ def test_classes_and_binary_targets_have_log_probabilities():
     p = predict(net, x, 10, seed=0)
     torch.testing.assert_close(p.log_prob(y), p.probs[torch.arange(4), y].log())
     binary = predict(net, x, 10, likelihood=vd.Bernoulli(), seed=0)
-    target = torch.tensor([[0.0, 1.0, 1.0]]).expand(4, 3)
-    probs = binary.draws.sigmoid()
+    target, probs = torch.tensor([[0.0, 1.0, 1.0]]).expand(4, 3), binary.draws.sigmoid()
     chosen = torch.where(target > 0, probs, 1 - probs).prod(2)  # of the three together
     torch.testing.assert_close(binary.log_prob(target), chosen.mean(0).log())
     entropies = -(binary.probs.xlogy(binary.probs) + (1 - binary.probs).xlogy(1 - binary.probs))
@@ -172,10 +170,8 @@ def test_a_conformal_rule_is_for_the_mode_that_it_was_fitted_on(likelihood):
     y = torch.randint(3, (40,)) if likelihood.class_axis is not None else torch.randn(40, 3)
     sampled, moments = predict(net, x, seed=0, **given), predict(net, x, mode="moments", **given)
     by_draws, by_moments = conformal(sampled, y), conformal(moments, y)
-    for rule, same, other, mode in (
-        (by_draws, sampled, moments, "moments"),
-        (by_moments, moments, sampled, "sample"),
-    ):
+    rules = (by_draws, sampled, moments, "moments"), (by_moments, moments, sampled, "sample")
+    for rule, same, other, mode in rules:
         apply = rule.classes if same.classifies else rule.interval
         apply(same)
         assert_refused(f'but got mode="{mode}".*Fit the rule again', apply, other)
@@ -250,8 +246,7 @@ def test_conformal_intervals_hold_all_outputs_of_a_row(rows, dependent):
     noise = torch.randn(trials, rows + 1, 1 if dependent else outputs, generator=generator)
     mean = torch.randn(rows + 1, outputs, generator=generator)
     y = mean + 0.5 * noise  # half of the deviation that is predicted
-    held, fresh = certain(mean[:rows]), certain(mean[rows:])
-    covered = []
+    held, fresh, covered = certain(mean[:rows]), certain(mean[rows:]), []
     for trial in y:
         lower, upper = conformal(held, trial[:rows], level).interval(fresh)
         covered.append(bool(((trial[rows:] >= lower) & (trial[rows:] <= upper)).all()))
@@ -293,7 +288,6 @@ def test_a_prediction_is_tempered_in_log_space():
 
 @pytest.mark.parametrize("std", [0.1, 1.0, 10.0])
 def test_the_width_of_values_does_not_depend_on_where_it_starts(std):
-    x, net = torch.randn(50, 2), torch.nn.Linear(2, 1).eval()
-    error = 0.0098 * torch.randn(50, 1)
+    x, net, error = torch.randn(50, 2), torch.nn.Linear(2, 1).eval(), 0.0098 * torch.randn(50, 1)
     found = vd.calibrate(net, (x, net(x).detach() + error), vd.Gaussian(std=std))
     assert float(found.std) == pytest.approx(float(error.square().mean().sqrt()), rel=1e-3)

@@ -186,8 +186,7 @@ def test_a_net_with_nan_predicts_nothing():
 
 def test_an_objective_predicts_with_its_own_likelihood():
     net = vd.convert(nn.Linear(2, 1), vd.bayes_by_backprop())
-    elbo = vd.ELBO(net, vd.Gaussian(0.3, learned=True), num_data=10)
-    x = torch.ones(3, 2)
+    elbo, x = vd.ELBO(net, vd.Gaussian(0.3, learned=True), num_data=10), torch.ones(3, 2)
     p = vd.predict(elbo, x, 8, seed=0)
     torch.testing.assert_close(p.aleatoric, torch.full((3, 1), 0.09))
     assert torch.equal(p.draws, vd.predict(net, x, 8, likelihood=elbo.likelihood, seed=0).draws)

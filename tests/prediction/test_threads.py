@@ -15,6 +15,7 @@ import vardrop as vd
 from experiments.selective import unlabelled_kappa
 from tests.nets import Parts
 from tests.refusals import state
+from tests.replay import replay
 from vardrop.functional import GeneratorNoise, draw_from, noise_source
 from vardrop.prediction import draw, predict
 
@@ -80,9 +81,8 @@ def often():
     sys.setswitchinterval(before)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_concurrent_calls_give_what_they_give_alone(name, often):
-    make, call = CASES[name]
+@pytest.mark.parametrize("make, call", CASES.values(), ids=CASES)
+def test_concurrent_calls_give_what_they_give_alone(make, call, often):
     net, threads, rounds = noisy(make).train(), 4, 6
     list(net.modules())[-1].eval()  # modes are left as they are
     alone = [call(net, seed).clone() for seed in range(threads)]
@@ -125,9 +125,7 @@ def test_training_goes_on_in_another_thread(often):
 
 def test_unseeded_calls_follow_the_global_generator():
     net = noisy(residual)
-    torch.manual_seed(3)
-    first, second = predict(net, X, 8).draws, predict(net, X, 8).draws
-    torch.manual_seed(3)
+    first, second = replay(lambda: [predict(net, X, 8).draws for _ in range(2)])
     assert torch.equal(predict(net, X, 8).draws, first)
     assert not torch.equal(first, second)
 
@@ -136,9 +134,8 @@ def test_unseeded_calls_follow_the_global_generator():
 # Python swallows an interrupt that comes while a callback of the collector or of a weak reference
 # runs, torch's own among them, and pytest takes that for a fault.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("name", CASES)
-def test_an_interrupt_leaves_net_and_torch_as_they_were(name):
-    make, call = CASES[name]
+@pytest.mark.parametrize("make, call", CASES.values(), ids=CASES)
+def test_an_interrupt_leaves_net_and_torch_as_they_were(make, call):
     net = noisy(make).train()
     call(net, 0)
     before, interrupted = whole_state(net), 0

@@ -100,7 +100,6 @@ def test_the_noise_of_a_training_is_apart_from_the_draws_of_its_stream():
 
 
 def test_steps_are_known_after_an_epoch_without_a_length(tmp_path):
-    pytest.importorskip("rich")
     elbo = objective()
     loop = Loop(elbo, adam(elbo), DataLoader(Rows(), batch_size=16), None, 2)
     assert loop.steps is None

@@ -133,14 +133,6 @@ def test_the_zero_means_of_variance_layers_keep_their_noise():
     torch.testing.assert_close(dict(net.named_parameters()), before)
 
 
-def test_a_plain_net_is_tuned_by_a_loss():
-    net = trained()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    before = net[0].weight.detach().clone()
-    assert vd.fine_tune(net, data(), nn.functional.cross_entropy, optimizer) is net
-    assert not torch.equal(before, net[0].weight)
-
-
 LOSS, TRAIN, WRONG = functional.cross_entropy, data(), [(x * math.nan, y) for x, y in data()]
 X, Y = problem(20)
 

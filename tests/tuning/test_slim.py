@@ -104,15 +104,11 @@ def test_an_encoder_loses_heads_and_units_to_a_budget_and_still_knows_its_words(
     assert torch.equal(again(held[0]), small.net(held[0]))
 
 
-def reader():
-    layer = nn.GRU(5, 8, 2, batch_first=True, bidirectional=True)
-    return Parts(lambda n, x: n.head(n.layer(x)[0][:, -1]), layer=layer, head=nn.Linear(16, 2))
-
-
 def test_a_recurrent_net_keeps_its_budget_with_as_many_units_in_every_layer():
-    x = torch.randn(64, 4, 5)
+    x, layer = torch.randn(64, 4, 5), nn.GRU(5, 8, 2, batch_first=True, bidirectional=True)
+    reader = Parts(lambda n, x: n.head(n.layer(x)[0][:, -1]), layer=layer, head=nn.Linear(16, 2))
     data = x, (x[:, -1, 0] > 0).long()
-    small = vd.slim(reader().eval(), data, data, macs=0.5, epochs=20, runtimes=["torch"])
+    small = vd.slim(reader.eval(), data, data, macs=0.5, epochs=20, runtimes=["torch"])
     assert 0.3 < small.left("macs") <= 0.5
     assert isinstance(small.net.layer, nn.GRU)
     assert small.net.layer.hidden_size < 8
@@ -134,10 +130,11 @@ def test_layers_keep_multiples_of_units():
     assert found.left("macs") <= 0.5
 
 
-def pooled():
-    """A class with BatchNorm, max pool and ReLU in place, of 64 and 32 channels."""
-    layers = {"one": nn.Conv2d(3, 64, 3, bias=False), "norm": nn.BatchNorm2d(64)}
-    layers |= {"two": nn.Conv2d(64, 32, 3), "head": nn.Linear(32, 4)}
+def pooled(inputs, channels):
+    """A class with BatchNorm, max pool and ReLU in place, of so many channels and 32."""
+    layers = {"one": nn.Conv2d(inputs, channels, 3, padding=1, bias=False)}
+    layers |= {"norm": nn.BatchNorm2d(channels), "two": nn.Conv2d(channels, 32, 3, padding=1)}
+    layers["head"] = nn.Linear(32, 4)
     relu, pool = nn.ReLU(inplace=True), nn.MaxPool2d(2)
     hidden = lambda n, x: n.two(n.pool(n.relu(n.norm(n.one(x)))))
     run = lambda n, x: n.head(n.relu(hidden(n, x)).mean((2, 3)))
@@ -145,7 +142,7 @@ def pooled():
 
 
 def test_widths_are_multiples_of_a_register_by_default():
-    net, x = pooled(), torch.randn(64, 3, 8, 8)
+    net, x = pooled(3, 64), torch.randn(64, 3, 8, 8)
     data = x, x.flatten(1)[:, :3].argmax(1)
     even, free = quick(net, data, macs=0.5), quick(net, data, macs=0.5, multiple=1)
     assert {even.net.one.out_channels % 8, even.net.two.out_channels % 8} == {0}
@@ -153,20 +150,10 @@ def test_widths_are_multiples_of_a_register_by_default():
     assert {free.net.one.out_channels % 8, free.net.two.out_channels % 8} != {0}
 
 
-def small_cnn():
-    """A class with BatchNorm, max pool and ReLU in place, of 16 and 32 channels."""
-    layers = {"one": nn.Conv2d(1, 16, 3, padding=1, bias=False), "norm": nn.BatchNorm2d(16)}
-    layers |= {"two": nn.Conv2d(16, 32, 3, padding=1), "head": nn.Linear(128, 4)}
-    relu, pool = nn.ReLU(inplace=True), nn.MaxPool2d(2)
-    hidden = lambda n, x: n.two(n.pool(n.relu(n.norm(n.one(x)))))
-    run = lambda n, x: n.head(n.pool(n.relu(hidden(n, x))).flatten(1))
-    return Parts(run, **layers, relu=relu, pool=pool).eval()
-
-
 @pytest.mark.parametrize(("macs", "kept"), [(0.5, True), (0.05, False)])
 def test_convolutions_keep_16_inputs_if_the_budget_allows_it(macs, kept):
     """onnxruntime runs a convolution of fewer inputs with a slower kernel."""
-    net, x = small_cnn(), torch.randn(64, 1, 8, 8)
+    net, x = pooled(1, 16), torch.randn(64, 1, 8, 8)
     small = quick(net, (x, x.flatten(1)[:, :3].argmax(1)), macs=macs)
     assert (small.net.two.in_channels == 16) == kept
     assert small.net.two.out_channels < 32
@@ -428,7 +415,6 @@ def test_the_report_shows_both_nets():
 
 
 def test_nets_are_timed_in_onnxruntime():
-    pytest.importorskip("onnxruntime")
     net, (x, _) = case("mlp")
     found = latencies({"one": net}, (x,), ("torch", "onnxruntime"))
     assert set(found) == {"torch", "onnxruntime"}

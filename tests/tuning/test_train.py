@@ -12,9 +12,7 @@ from tests.nets import Parts
 from tests.refusals import assert_refused
 from tests.tuning.shared import After, adam, data, objective
 from vardrop._core.processes import World
-from vardrop.app.runs import fit
 from vardrop.app.runs.run_callbacks import RunCallback
-from vardrop.objective import parameter_groups
 from vardrop.tuning import Loop, NotFiniteError, Position, minimize, train
 from vardrop.tuning.stacked import StackedTraining
 
@@ -25,8 +23,7 @@ def test_schedules_are_followed():
     for epoch in train(elbo, optimizer, x, y, 3, beta=lambda e: e / 10, rate=lambda e: 1 / (1 + e)):
         rates.append(optimizer.param_groups[0]["lr"])
         betas.append(epoch.beta)
-    assert rates == pytest.approx([0.5, 0.25, 0.5 / 3])
-    assert betas == pytest.approx([0.0, 0.1, 0.2])
+    assert (rates, betas) == (pytest.approx([0.5, 0.25, 0.5 / 3]), pytest.approx([0.0, 0.1, 0.2]))
 
 
 def test_groups_may_have_rates_of_their_own():
@@ -49,9 +46,8 @@ def test_other_processes_draw_their_own_noise_after_a_restart():
 def test_clipping_bounds_the_gradient():
     (x, y), elbo, seen = data(), objective(), []
     optimizer = torch.optim.SGD(elbo.parameters(), lr=0.0)
-    optimizer.register_step_pre_hook(
-        lambda *_: seen.append(nn.utils.get_total_norm([p.grad for p in elbo.parameters()]).item())
-    )
+    norm = lambda: nn.utils.get_total_norm([p.grad for p in elbo.parameters()]).item()
+    optimizer.register_step_pre_hook(lambda *_: seen.append(norm()))
     for max_norm in (None, 0.01):
         list(Loop(elbo, optimizer, x, y, 1, max_norm=max_norm).run())
     assert seen[0] > 0.1
@@ -62,8 +58,7 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_weights_in_float32():
     (x, y), elbo, seen = data(), objective(), []
     elbo.net[0].register_forward_hook(lambda m, i, out: seen.append(out.dtype))
     (epoch,) = Loop(elbo, adam(elbo), x, y, 1, precision="bfloat16").run()
-    assert seen == [torch.bfloat16]
-    assert elbo.net[0].weight.dtype == torch.float32
+    assert (seen, elbo.net[0].weight.dtype) == ([torch.bfloat16], torch.float32)
     assert math.isfinite(epoch.loss)
 
 
@@ -131,7 +126,7 @@ EPOCHS, BATCH, LR = 3, 5, 0.05
 
 
 def groups(elbo):
-    return parameter_groups(elbo, LR)
+    return vd.parameter_groups(elbo, LR)
 
 
 def objectives(recipe, likelihood, outputs, count=3):
@@ -237,6 +232,6 @@ class Told(RunCallback):
 
 def test_nets_that_cannot_run_side_by_side_run_one_after_the_other(tmp_path):
     told = Told()
-    run = fit("diabetes", recurrent(), vd.bayes_by_backprop(), out=tmp_path / "r", epochs=1, callback=told)  # fmt: skip
+    run = vd.fit("diabetes", recurrent(), vd.bayes_by_backprop(), out=tmp_path / "r", epochs=1, callback=told)  # fmt: skip
     assert any(note.startswith("one after the other: ") for note in told.notes)
     assert run.results["metrics"]["rmse"] > 0

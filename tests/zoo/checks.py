@@ -36,11 +36,6 @@ def fast_path_off():
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def targets(entry, net, batch):
-    y = run(entry, net, batch)
-    return torch.zeros(len(y), *y.shape[2:], dtype=torch.long)
-
-
 def convert(entry):
     """Means are those of the plain model; the share of the weights that are noisy."""
     plain = entry.build()
@@ -48,13 +43,13 @@ def convert(entry):
     with vd.sampling(net, False), fast_path_off():
         assert torch.equal(run(entry, net, batch), run(entry, plain, batch))
     noisy = {id(t.mean): t.mean.numel() for m in named_modules_of(net, vd.layers.Variational).values() for t in m.noisy_tensors().values()}  # fmt: skip
-    share = sum(noisy.values()) / sum(p.numel() for p in plain.parameters() if p.dim() > 1)
-    return share
+    return sum(noisy.values()) / sum(p.numel() for p in plain.parameters() if p.dim() > 1)
 
 
 def elbo(entry):
     net, batch = vd.convert(entry.build(), vd.bayes_by_backprop()), entry.batch(ROWS)
-    y = targets(entry, net.eval(), batch)
+    y = run(entry, net.eval(), batch)
+    y = torch.zeros(len(y), *y.shape[2:], dtype=torch.long)
     options = {"num_data": 100, "output": entry.pick, "batched": entry.batched}
     loss_of = vd.ELBO(net.train(), vd.likelihoods.Categorical(), **options)
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)
@@ -135,8 +130,9 @@ def shrink(entry, kill=kill_by_gates):
     masked = zero_pruned_weights(net)[0]
     assert float((run(entry, small, batch) - run(entry, masked, batch)).abs().max()) < 1e-4
     assert numbers(small) <= numbers(plain), "more numbers than before"
-    assert plan.units or plan.notes, "nothing removed without a reason"
-    return len(plan.units)
+    removed = sum(r.before.outputs - r.after.outputs for r in plan.layers)
+    assert removed or plan.notes, "nothing removed without a reason"
+    return removed
 
 
 def to_feed(batch, session):

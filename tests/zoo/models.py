@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
 
 from tests.compression.nets import Classifier
+from tests.integrations.models import batch_of, make, one_row
 from tests.zoo import sequences, vision
 
 
@@ -65,20 +65,15 @@ PLAIN = {
     "resnet, norms over groups": Entry(
         partial(vision.ResNet, lambda width: nn.GroupNorm(4, width)), images
     ),
-    "mobilenet v2": Entry(vision.mobilenet_v2, images),
-    "mobilenet v3": Entry(vision.mobilenet_v3, images),
     "efficientnet of timm": Entry(vision.efficientnet_timm, images),
     "efficientnet of torchvision": Entry(vision.efficientnet_torchvision, images),
+    "mobilenet v2": Entry(vision.mobilenet_v2, images),
+    "mobilenet v3": Entry(vision.mobilenet_v3, images),
+    "vit of torchvision": Entry(vision.VisionTransformer, images),
     "repvgg": Entry(vision.repvgg, images),
     "densenet": Entry(vision.DenseNet, images),
-    "vgg": Entry(vision.vgg, images),
     "u-net": Entry(vision.UNet, images),
-    "u-net, norms over groups": Entry(
-        partial(vision.UNet, lambda width: nn.GroupNorm(4, width)), images
-    ),
     "diffusion u-net": Entry(sequences.DiffusionUNet, noised),
-    "convnext of torchvision": Entry(vision.convnext_torchvision, images),
-    "vit of torchvision": Entry(vision.VisionTransformer, images),
     "vit of timm": Entry(vision.TimmViT, images),
     "mlp mixer": Entry(vision.mixer, images),
     "text encoder": Entry(Classifier, tokens),
@@ -93,18 +88,13 @@ PLAIN = {
 }
 
 
-def hugging(name, pick=None):
-    """A model of transformers, which is imported with the first model."""
-    models = lambda: import_module("tests.integrations.models")
-    pick = pick or (lambda output: models().one_row(output))
-    return Entry(lambda: models().make(name), lambda rows: models().batch_of(name, rows), pick)
-
-
 NAMES = """bert distilbert roberta modernbert deberta_v2 gpt2 llama mistral qwen3 gemma3 phi3 qwen3_moe
-mamba vit dinov2 convnext swinv2 t5 bart whisper wav2vec2"""
-HUGGING = {name: hugging(name) for name in NAMES.split()} | {
-    "segformer": hugging("segformer", lambda output: output.logits),
-    "clip": hugging("clip", lambda output: output.image_embeds),
-    "patchtst": hugging("patchtst", lambda output: output.prediction_outputs.flatten(1)),
+mamba vit dinov2 convnext swinv2 t5 bart whisper wav2vec2 segformer clip patchtst"""
+PICKS = {
+    "segformer": lambda output: output.logits, "clip": lambda output: output.image_embeds,
+    "patchtst": lambda output: output.prediction_outputs.flatten(1),
+}  # fmt: skip
+ZOO = PLAIN | {
+    name: Entry(partial(make, name), partial(batch_of, name), PICKS.get(name, one_row))
+    for name in NAMES.split()
 }
-ZOO = {**PLAIN, **HUGGING}

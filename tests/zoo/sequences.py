@@ -18,9 +18,8 @@ class PackedLSTM(nn.Module):
         self.head = nn.Linear(20, 5)
 
     def forward(self, x, lengths):
-        packed = pack_padded_sequence(
-            self.words(x), lengths.cpu(), batch_first=True, enforce_sorted=False
-        )
+        words, options = self.words(x), {"batch_first": True, "enforce_sorted": False}
+        packed = pack_padded_sequence(words, lengths.cpu(), **options)
         _, (state, _) = self.lstm(packed)
         return self.head(torch.cat([state[-2], state[-1]], 1))
 
@@ -68,26 +67,18 @@ class GraphNet(nn.Module):
         return self.head(self.conv2(x, edge_index).relu())
 
 
-class Chomp(nn.Module):
-    def __init__(self, size):
-        super().__init__()
-        self.size = size
-
-    def forward(self, x):
-        return x[..., : -self.size]
-
-
 def tcn():
     """A temporal convolutional network: causal, dilated, with residual blocks."""
+    chomp = lambda size: Parts(lambda net, x: x[..., :-size])
 
     class Block(nn.Module):
         def __init__(self, inputs, outputs, dilation):
             super().__init__()
             self.net = nn.Sequential(
                 nn.Conv1d(inputs, outputs, 3, padding=2 * dilation, dilation=dilation),
-                Chomp(2 * dilation), nn.ReLU(), nn.Dropout(0.2),
+                chomp(2 * dilation), nn.ReLU(), nn.Dropout(0.2),
                 nn.Conv1d(outputs, outputs, 3, padding=2 * dilation, dilation=dilation),
-                Chomp(2 * dilation), nn.ReLU(), nn.Dropout1d(0.2),
+                chomp(2 * dilation), nn.ReLU(), nn.Dropout1d(0.2),
             )  # fmt: skip
             self.skip = nn.Conv1d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
 
@@ -97,11 +88,8 @@ def tcn():
     def run(net, x):
         return net.head(net.blocks(x)[..., -1])
 
-    return Parts(
-        run,
-        blocks=nn.Sequential(Block(3, 12, 1), Block(12, 12, 2), Block(12, 8, 4)),
-        head=nn.Linear(8, 5),
-    )
+    blocks = nn.Sequential(Block(3, 12, 1), Block(12, 12, 2), Block(12, 8, 4))
+    return Parts(run, blocks=blocks, head=nn.Linear(8, 5))
 
 
 def pointnet():

@@ -1,18 +1,13 @@
 """Every model of the zoo works with every verb, or the verb names the reason."""
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 
 import vardrop as vd
 from tests.refusals import assert_refused
 from tests.zoo.checks import convert, elbo, kill_by_noise, mc_dropout, onnx, predict, shrink
-from tests.zoo.models import HUGGING, ZOO
+from tests.zoo.models import ZOO
 
-NEEDS_TRANSFORMERS = pytest.mark.skipif(
-    find_spec("transformers") is None, reason="transformers is not installed"
-)
 # Shares of the weights that are noisy, if not nearly all: experts and convolutions of other classes.
 PLAIN_WEIGHTS = {"qwen3_moe": 0.3, "bart": 0.8, "wav2vec2": 0.8}
 # Models that lose no unit: the code of Mamba and of experts reads weights without calling a layer.
@@ -23,12 +18,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-def models(names):
-    """With `transformers` installed, all of them."""
-    return [pytest.param(n, marks=NEEDS_TRANSFORMERS if n in HUGGING else ()) for n in names]
-
-
-@pytest.mark.parametrize("name", models(ZOO))
+@pytest.mark.parametrize("name", ZOO)
 def test_models_convert_predict_and_draw_their_dropout(name):
     entry = ZOO[name]
     assert convert(entry) > PLAIN_WEIGHTS.get(name, 0.87)
@@ -37,7 +27,7 @@ def test_models_convert_predict_and_draw_their_dropout(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", models(ZOO))
+@pytest.mark.parametrize("name", ZOO)
 def test_models_train(name):
     elbo(ZOO[name])
 
@@ -51,13 +41,13 @@ def test_models_shrink(name):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # torch's own encoder
-@pytest.mark.parametrize("name", models(ZOO))
+@pytest.mark.parametrize("name", ZOO)
 def test_models_shrink_where_noise_prunes(name):
     shrink(ZOO[name], kill_by_noise)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", models(ZOO))
+@pytest.mark.parametrize("name", ZOO)
 def test_models_are_exported_with_uncertainty(name):
     if name in REFUSED:
         assert_refused(REFUSED[name], onnx, ZOO[name])
@@ -77,7 +67,6 @@ def test_a_graph_is_one_input():
         assert torch.equal(p.probs, frozen(graph, seed=0).probs)
 
 
-@NEEDS_TRANSFORMERS
 def test_a_decoder_is_exported_without_its_cache(tmp_path):
     entry = ZOO["qwen3"]
     net, batch = entry.build(), entry.batch(2)

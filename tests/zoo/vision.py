@@ -62,28 +62,13 @@ class FrozenBatchNorm2d(nn.Module):
     def __init__(self, features, eps=1e-5):
         super().__init__()
         self.eps = eps
-        self.register_buffer("weight", torch.rand(features) + 0.5)
-        self.register_buffer("bias", torch.randn(features))
-        self.register_buffer("running_mean", torch.randn(features))
-        self.register_buffer("running_var", torch.rand(features) + 0.5)
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, torch.rand(features) + 0.5)
 
     def forward(self, x):
-        w, b, mean, var = (
-            t.reshape(1, -1, 1, 1)
-            for t in (self.weight, self.bias, self.running_mean, self.running_var)
-        )
+        w, b, mean, var = (t.reshape(1, -1, 1, 1) for t in self.buffers())
         scale = w * (var + self.eps).rsqrt()
         return x * scale + (b - mean * scale)
-
-
-class LayerNorm2d(nn.LayerNorm):
-    """The norm over channels of ConvNeXt."""
-
-    def forward(self, x):
-        y = functional.layer_norm(
-            x.permute(0, 2, 3, 1), self.normalized_shape, self.weight, self.bias, self.eps
-        )
-        return y.permute(0, 3, 1, 2)
 
 
 def conv(inputs, outputs, size=3, stride=1, groups=1):
@@ -301,13 +286,8 @@ class TimmAttention(nn.Module):
         return self.proj(x.transpose(1, 2).reshape(b, n, self.num_heads * self.head_dim))
 
 
-class LayerScale(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.gamma = nn.Parameter(torch.rand(width))
-
-    def forward(self, x):
-        return x * self.gamma
+def layer_scale(width):
+    return Parts(lambda net, x: x * net.gamma, gamma=nn.Parameter(torch.rand(width)))
 
 
 class TimmBlock(nn.Module):
@@ -315,7 +295,7 @@ class TimmBlock(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attn, self.ls1, self.ls2 = (
-            TimmAttention(width, qk_norm=qk_norm), LayerScale(width), LayerScale(width)
+            TimmAttention(width, qk_norm=qk_norm), layer_scale(width), layer_scale(width)
         )  # fmt: skip
         self.drop_path1, self.drop_path2 = DropPath(0.1), DropPath(0.1)
         self.fc1, self.act, self.fc2 = nn.Linear(width, 24), nn.GELU(), nn.Linear(24, width)
@@ -335,28 +315,6 @@ class TimmViT(nn.Module):
     def forward(self, x):
         x = self.patch(x).flatten(2).transpose(1, 2) + self.pos_embed
         return self.head(self.norm(self.blocks(x)).mean(1))
-
-
-class ConvNeXtBlock(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.dwconv, self.norm = nn.Conv2d(width, width, 7, padding=3, groups=width), nn.LayerNorm(width)  # fmt: skip
-        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.layer_scale = nn.Parameter(torch.rand(width, 1, 1))
-        self.stochastic_depth = StochasticDepth(0.1)
-
-    def forward(self, x):
-        y = self.norm(self.dwconv(x).permute(0, 2, 3, 1))
-        y = self.fc2(functional.gelu(self.fc1(y))).permute(0, 3, 1, 2)
-        return x + self.stochastic_depth(self.layer_scale * y)
-
-
-def convnext_torchvision():
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 4, 4), LayerNorm2d(8), ConvNeXtBlock(8), LayerNorm2d(8),
-        nn.Conv2d(8, 12, 2, 2), ConvNeXtBlock(12), nn.AdaptiveAvgPool2d(1), LayerNorm2d(12),
-        nn.Flatten(), nn.Linear(12, 5),
-    )  # fmt: skip
 
 
 class RepVGGBlock(nn.Module):
@@ -388,9 +346,8 @@ def mixer():
             super().__init__()
             self.norm1, self.norm2 = nn.LayerNorm(12), nn.LayerNorm(12)
             self.tokens = nn.Sequential(nn.Linear(16, 20), nn.GELU(), nn.Linear(20, 16))
-            self.channels = nn.Sequential(
-                nn.Linear(12, 24), nn.GELU(), nn.Dropout(0.1), nn.Linear(24, 12)
-            )
+            layers = nn.Linear(12, 24), nn.GELU(), nn.Dropout(0.1), nn.Linear(24, 12)
+            self.channels = nn.Sequential(*layers)
 
         def forward(self, x):
             x = x + self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
@@ -402,18 +359,3 @@ def mixer():
 
     parts = {"patch": nn.Conv2d(3, 12, 4, 4), "blocks": nn.Sequential(Mixing(), Mixing())}
     return Parts(run, **parts, norm=nn.LayerNorm(12), head=nn.Linear(12, 5))
-
-
-def vgg():
-    """Convolutions and max pools, and functional dropout in the forward of the model."""
-
-    def run(net, x):
-        x = net.features(x).flatten(1)
-        x = functional.dropout(net.fc1(x).relu(), 0.5, net.training)
-        return net.fc2(x)
-
-    features = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 12, 3, padding=1),
-        nn.BatchNorm2d(12), nn.ReLU(), nn.MaxPool2d(2),
-    )  # fmt: skip
-    return Parts(run, features=features, fc1=nn.Linear(192, 24), fc2=nn.Linear(24, 5))

@@ -11,6 +11,7 @@ from experiments.command import FUNCTIONS
 from tests.app.cli.calling import call, printed
 from tests.experiments.toy import describe, toy_training
 from tests.refusals import assert_refused
+from tests.running import ROOT
 from vardrop.app.cli.commands import import_experiments
 from vardrop.app.data import datasets as catalog
 from vardrop.app.store import method_name
@@ -209,9 +210,6 @@ def test_page(folder, capsys):
 ])  # fmt: skip
 def test_broken_calls(folder, capsys, typed, code, says):
     assert says in printed(capsys, "reproduce", *typed.split(), code=code).err
-
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_the_descriptions_here_come_before_those_of_the_clone(tmp_path, monkeypatch):

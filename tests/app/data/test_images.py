@@ -1,14 +1,11 @@
 """Image sets: from a directory, from the network into a cache, with checksums."""
 
-import functools
 import gzip
 import hashlib
-import http.server
 import io
 import json
 import struct
 import tarfile
-import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from PIL import Image
 
 import vardrop as vd
 from tests.refusals import assert_refused
+from tests.running import serve
 from vardrop.app import data as catalog
 from vardrop.app.data import IMAGE_SETS, load_cifar10, load_images
 
@@ -49,21 +47,11 @@ def publish(monkeypatch, source):
 
 @pytest.fixture
 def server(idx):
-    """The folder of `idx` over HTTP on this machine."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            pass
-
-    handler = functools.partial(Quiet, directory=str(idx))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}/"
-        running.shutdown()
+    with serve(idx) as address:
+        yield address
 
 
 def test_what_is_absent_is_fetched_once_and_cached(server, idx, tmp_path, monkeypatch):
-    pytest.importorskip("pooch")
     publish(monkeypatch, server)
     found = load_images("mnist", directory=tmp_path / "nowhere")
     assert (found.y.tolist(), found.x.shape) == ([3, 1, 4, 1, 5], (5, 1, 28, 28))
@@ -78,7 +66,6 @@ def test_a_wrong_checksum_names_the_file(idx, server, tmp_path, monkeypatch):
     for file in idx.iterdir():
         (idx.parent / "mnist" / file.name).write_bytes(file.read_bytes() + b"!")
     assert_refused("MD5 of .*ubyte.gz to be", load_images, "mnist", directory=idx.parent)
-    pytest.importorskip("pooch")
     publish(monkeypatch, server)
     (idx / "train-images-idx3-ubyte.gz").write_bytes(b"changed on the way")
     told, nowhere = "The download from http://127.0.0.1.* failed: .*hash", tmp_path / "nowhere"
@@ -86,7 +73,6 @@ def test_a_wrong_checksum_names_the_file(idx, server, tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_fetched_says_where_to_put_it(idx, tmp_path, monkeypatch):
-    pytest.importorskip("pooch")
     publish(monkeypatch, "http://127.0.0.1:9/")
     with pytest.raises(vd.VardropError, match="Put it there, or set VARDROP_DATA"):
         load_images("mnist", directory=tmp_path / "nowhere")

@@ -14,7 +14,6 @@ import torch
 import vardrop as vd
 from tests.refusals import assert_refused
 from vardrop._core import files
-from vardrop._core.errors import VardropError
 from vardrop.app.data import Preprocessing, Roles, describe, load_dataset, read_table
 from vardrop.app.data.preprocessing import CategoryColumn, DateColumn, NumberColumn
 from vardrop.app.data.splits import split_rows
@@ -79,12 +78,6 @@ def test_preprocessing_travels_and_takes_unknown_categories(tmp_path):
     assert "price: regression" in text
     assert "number   area: median" in text
     assert "category town: Bern, Ulm" in text
-
-
-def changed(column, row, value):
-    table = houses().astype({column: object})
-    table.loc[row, column] = value
-    return table
 
 
 def test_broken_files_are_told(tmp_path):
@@ -234,9 +227,8 @@ READ = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", READ)
-def test_columns_are_what_they_look_like(tmp_path, case):
-    text, kind = READ[case]
+@pytest.mark.parametrize("text, kind", READ.values(), ids=READ)
+def test_columns_are_what_they_look_like(tmp_path, text, kind):
     data = read(tmp_path, with_column("more", text))
     assert kinds(data)["more"] is kind
     assert bool(data.train.x.isfinite().all())
@@ -252,9 +244,8 @@ LEFT_OUT = {
 }
 
 
-@pytest.mark.parametrize("case", LEFT_OUT)
-def test_columns_that_say_nothing_are_left_out_with_a_line(tmp_path, case):
-    text, line = LEFT_OUT[case]
+@pytest.mark.parametrize("text, line", LEFT_OUT.values(), ids=LEFT_OUT)
+def test_columns_that_say_nothing_are_left_out_with_a_line(tmp_path, text, line):
     base = lines(rows=120, head=("size", "town", "more", "price"), cells=lambda i: (f"{i % 13}", "Ulm" if i % 2 else "Bern", text(i), f"{3 * i + 0.25}"))  # fmt: skip
     data = read(tmp_path, base)
     assert "more" not in kinds(data)
@@ -268,23 +259,18 @@ REFUSED = {
     "infinity": (with_column("more", lambda i: "inf" if i == 30 else f"{i}.5"), {}, r"'inf' in row 31.*--drop more"),
     "many words": (with_column("more", lambda i: f"{i}" if i % 2 else "many"), {}, r"'many' in row \d+, .* in all"),
     "money": (with_column("more", lambda i: f"${i % 13 + 0.5}"), {}, r"numbers in column 'more' .*'\$\d+.5' in row"),
-    "per cent": (with_column("more", lambda i: f"{i} %"), {}, "numbers in column 'more'"),
-    "accounts": (with_column("more", lambda i: f"({i}.5)"), {}, "numbers in column 'more'"),
     "thousands": (with_column("more", lambda i: f'"{i + 1},{i:03d}"'), {}, "numbers in column 'more' .*--thousands"),
-    "decimal commas": (with_column("more", lambda i: f'"{i},5"'), {}, "numbers in column 'more' .*--decimal"),
     "days first": (with_column("more", lambda i: f"{i % 28 + 1}/{i % 12 + 1}/2021"), {}, "ISO dates .* in column 'more' .*--date-format"),
-    "dates with dots": (with_column("more", lambda i: f"{i % 28 + 1}.{i % 12 + 1}.2021"), {}, "ISO dates .*--date-format"),
     "another format": (with_column("more", lambda i: f"{i % 28 + 1}.{i % 12 + 1}.2021"), {"date_format": "%d/%m/%Y"}, "dates of the format '%d/%m/%Y'"),
     "no date": (with_column("more", lambda i: "soon" if i == 9 else f"2021-03-{i % 28 + 1:02d}"), {}, "'soon' in row 10"),
     "a name twice": (lines(head=("size", "size ", "price")), {}, "columns of .* with different names, but got 'size' more than once"),
-    "the target twice": (lines(head=("size", "price", "price")), {}, "columns of .* with different names, but got 'price' more than once"),
     "no header": ("\n".join(f"{i},{i * 2},{i * 3}" for i in range(30)), {}, "numbers: 0, 0, 0. Put a line"),
     "a hole in the target": (lines().replace("3.25", "", 1), {}, "row 2 has none"),
     "no target": (HOUSES, {"target": None}, "a target for .*t.csv, but got none. Name one of 'area', 'town'"),
     "unknown target": (HOUSES, {"target": "cost"}, "the column 'cost', but it has 'area'"),
     "overflow": (houses().assign(k=[(-1) ** i * 1.7e308 for i in range(60)]), {}, "'k' .* finite"),
     "constant target": (houses().assign(price=2.0), {}, "target column 'price' .* is constant"),
-    "text in target": (changed("price", 6, "dear"), {}, "column 'price' .* got 'dear' in row 7"),
+    "text in target": (lines().replace("18.25", "dear", 1), {}, "column 'price' .* got 'dear' in row 7"),
     "text to regress": (HOUSES, {"target": "town", "task": "regression"}, "'town' .* in row"),
     "many classes": (houses(400), {"task": "classification"}, "at most 50 classes in column"),
     "unknown drop": (HOUSES, {"drop": ["k"]}, "to have the column 'k'"),
@@ -294,9 +280,8 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_read_is_one_line(tmp_path, case):
-    content, more, told = REFUSED[case]
+@pytest.mark.parametrize("content, more, told", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_read_is_one_line(tmp_path, content, more, told):
     content = content if isinstance(content, str) else content.to_csv(index=False)
     with pytest.raises(vd.VardropError, match=told) as found:
         read(tmp_path, content, **more)
@@ -393,11 +378,11 @@ def test_long_lists_of_names_are_cut_and_control_characters_escaped():
     start = time.monotonic()
     assert check_frame(wide, "wide").shape == (3, 20_000)
     assert time.monotonic() - start < 3  # seven seconds if each name is counted
-    with pytest.raises(VardropError) as error:
+    with pytest.raises(vd.VardropError) as error:
         check_columns(wide, Roles(target="nothing"), "wide")
     assert len(str(error.value)) < 500
     assert "'c9' (20,000 in all)" in str(error.value)
-    assert "\x1b" not in str(VardropError("red \x1b[31m"))
+    assert "\x1b" not in str(vd.VardropError("red \x1b[31m"))
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file that cannot be read")
@@ -405,6 +390,6 @@ def test_long_lists_of_names_are_cut_and_control_characters_escaped():
 def test_an_unreadable_file_is_not_called_damaged(tmp_path, name):
     (tmp_path / name).symlink_to("/proc/self/mem")
     read = {"a.csv": read_table, "a.json": files.read_json}.get(name, files.read_tensors)
-    with pytest.raises(VardropError, match=r"Reading .* failed: Input/output error") as error:
+    with pytest.raises(vd.VardropError, match=r"Reading .* failed: Input/output error") as error:
         read(tmp_path / name)
     assert "damaged" not in str(error.value)

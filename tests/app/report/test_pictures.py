@@ -134,7 +134,6 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_data_is_named(case):
-    call, message = WRONG[case]
+@pytest.mark.parametrize("call, message", WRONG.values(), ids=WRONG)
+def test_wrong_data_is_named(call, message):
     assert_refused(message, call)

@@ -11,11 +11,8 @@ from sklearn.utils.class_weight import compute_sample_weight
 import vardrop as vd
 from tests.app.cli.calling import call
 from tests.refusals import assert_refused
-from vardrop._core.errors import VardropError
-from vardrop.app.data import load_dataset
 from vardrop.app.data.splits import with_class_weight
 from vardrop.app.runs import Settings, fit, load_run, resume
-from vardrop.app.runs.scores import number_scores
 
 QUICK = {"folds": 1, "beta": 0.1, "compare": False}
 
@@ -31,7 +28,7 @@ def rare(seed=0, rows=2000, positives=12):
 
 
 def test_balanced_weights_are_scikit_learns():
-    data = load_dataset(rare(rows=300, positives=40), target="ill")
+    data = vd.load_dataset(rare(rows=300, positives=40), target="ill")
     found = with_class_weight(data, "balanced")
     known = torch.cat([data.train.y, data.validation.y]).numpy()
     given = torch.cat([found.train.weight, found.validation.weight]).numpy()
@@ -41,7 +38,7 @@ def test_balanced_weights_are_scikit_learns():
 
 def test_weights_by_class_multiply_those_of_the_rows():
     frame = rare(rows=300, positives=40).assign(often=2.0)
-    data = load_dataset(frame, target="ill", weight="often")
+    data = vd.load_dataset(frame, target="ill", weight="often")
     found = with_class_weight(data, {"yes": 5.0})
     assert found.train.weight.tolist() == [10.0 if y else 2.0 for y in data.train.y.tolist()]
     balanced = with_class_weight(data, "balanced").train
@@ -50,18 +47,15 @@ def test_weights_by_class_multiply_those_of_the_rows():
     assert torch.equal(found.test.weight, data.test.weight)
 
 
-def fit_both(base, seed):
+@pytest.fixture(scope="module")
+def plain_and_balanced(tmp_path_factory):
     """A run without weights and one with balanced weights."""
-    rare(seed).to_csv(base / "t.csv", index=False)
-    arguments = {"target": "ill", "epochs": 40, "seed": seed, **QUICK}
+    base = tmp_path_factory.mktemp("weights")
+    rare().to_csv(base / "t.csv", index=False)
+    arguments = {"target": "ill", "epochs": 40, **QUICK}
     plain = fit(base / "t.csv", "mlp50", out=base / "plain", **arguments)
     balanced = fit(base / "t.csv", "mlp50", out=base / "w", class_weight="balanced", **arguments)
     return base, plain, balanced
-
-
-@pytest.fixture(scope="module")
-def plain_and_balanced(tmp_path_factory):
-    return fit_both(tmp_path_factory.mktemp("weights"), seed=0)
 
 
 def test_weights_find_more_of_the_rare_class_and_say_what_they_do(plain_and_balanced):
@@ -103,7 +97,7 @@ def test_the_weights_stay_with_the_run(plain_and_balanced):
     base, _, run = plain_and_balanced
     assert load_run(base / "w").config.settings.class_weight == "balanced"
     assert resume(base / "w").results == run.results
-    with pytest.raises(VardropError, match="`class_weight` to stay 'balanced'.* but got None"):
+    with pytest.raises(vd.VardropError, match="`class_weight` to stay 'balanced'.* but got None"):
         resume(base / "w", class_weight=None)
 
 
@@ -153,16 +147,3 @@ def test_a_head_has_a_loss_of_its_own(tmp_path, given):
     told = "Weights of rows or classes are not supported by methods with a head"
     assert_refused(told, fit, rows, "mlp50", vd.dropmax(), out=tmp_path / "r", **given)
     assert not (tmp_path / "r").exists()
-
-
-def test_weighted_scores_of_numbers_are_those_of_repeated_rows():
-    g = torch.Generator().manual_seed(0)
-    weight = torch.randint(1, 4, (60,), generator=g)
-    again = torch.arange(60).repeat_interleave(weight)
-    mean, values = torch.randn(2, 60, 1, generator=g, dtype=torch.float64)
-    std = torch.full((60, 1), 0.8, dtype=torch.float64)
-    density = torch.distributions.Normal(mean, std).log_prob(values)
-    one = number_scores(mean, std, density, values, (mean - 1, mean + 1), weight.double())
-    mean, std, density, values = (t[again] for t in (mean, std, density, values))
-    other = number_scores(mean, std, density, values, (mean - 1, mean + 1))
-    assert one.metrics == pytest.approx(other.metrics)

@@ -11,9 +11,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from tests.app.sealed import reseal
 from tests.refusals import assert_refused
-from vardrop._core.files import read_tensors, write_tensors
 from vardrop.app.runs import evaluate, fit, load_run, resume
 from vardrop.app.runs.run_callbacks import RunCallback
 
@@ -48,8 +46,7 @@ def runs(base, tmp_path):
 def test_runs_on_the_same_rows_are_paired(base, names):
     first, second = (load_run(base / name) for name in names)
     found = vd.compare_runs([first, base / names[1]])
-    assert found.over == "rows"
-    assert found.reference == names[0]
+    assert (found.over, found.reference) == ("rows", names[0])
     for run in (first, second):
         own = found.scores[run.directory.name]
         assert {k: e.value for k, e in own.items()} == pytest.approx(run.results["metrics"])
@@ -72,6 +69,7 @@ def test_the_table_the_frame_and_the_files_say_the_same(base, tmp_path):
     lines = str(found).splitlines()
     assert lines[0].split()[:2] == ["RMSE", "NLL"]
     assert [line.split()[0] for line in lines[1:4]] == ["a", "b", "against"]
+    assert found.difference_text("b", "rmse") in lines[3]
     assert lines[4] == "In brackets: 95% intervals over rows."
     table = found.frame().set_index(["name", "score"])
     assert table.loc[("b", "mae"), "value"] == found.scores["b"]["mae"].value
@@ -85,18 +83,6 @@ def test_the_table_the_frame_and_the_files_say_the_same(base, tmp_path):
     panels = found.plot(["mae", "r2"]).child_axes
     assert [panel.get_xlabel() for panel in panels] == ["MAE", "R²"]
     assert_refused("score 'rms'. Did you mean 'rmse'.* Available: rmse", found.table, ["rms"])
-
-
-def test_what_is_clearly_better_is_said(runs):
-    tensors, values = read_tensors(runs / "noisy" / "arrays.safetensors")
-    tensors["log_prob"] = read_tensors(runs / "plain" / "arrays.safetensors")[0]["log_prob"] - 1
-    write_tensors(runs / "noisy" / "arrays.safetensors", tensors, values)
-    results = load_run(runs / "plain").results["metrics"]
-    reseal(runs / "noisy" / "results.json", metrics={**results, "nll": results["nll"] + 1})
-    line = str(vd.compare_runs([runs / "plain", runs / "noisy"])).splitlines()[3]
-    assert "+1.0000 [1.0000, 1.0000] worse" in line
-    back = str(vd.compare_runs([runs / "noisy", runs / "plain"])).splitlines()[3]
-    assert "-1.0000 [-1.0000, -1.0000] better" in back
 
 
 def test_other_rows_of_the_same_data_are_compared_without_pairs(base):
@@ -258,8 +244,7 @@ def test_runs_of_something_else_stay_beside_those_of_a_comparison(compared, tmp_
     assert heard.trainings == 1
     assert nll(found)["none"] != compared[1].scores["none"]["nll"].value
     again = methods(tmp_path / "c", callback=heard)
-    assert heard.trainings == 1
-    assert nll(again) == nll(compared[1])
+    assert (heard.trainings, nll(again)) == (1, nll(compared[1]))
 
 
 @pytest.mark.parametrize("recipes, seeds, more, told", [

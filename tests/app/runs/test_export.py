@@ -14,8 +14,6 @@ import vardrop as vd
 from tests.app.cli.calling import call
 from tests.nets import Parts
 from tests.refusals import assert_refused
-from vardrop._core.errors import VardropError
-from vardrop.app.data import load_dataset
 from vardrop.app.data.onnx_graph import with_preprocessing
 from vardrop.app.data.preprocessing import CategoryColumn, DateColumn, NumberColumn, to_days
 from vardrop.app.runs import compress, export_run, fit, load_run
@@ -58,10 +56,9 @@ def new_rows():
 
 def fed(frame, columns):
     """Numbers, dates as days since 2000-01-01, and texts."""
-    days = lambda c: to_days(frame[c.name], c.date_format, "new").numpy()
     arrays = {
         NumberColumn: lambda c: frame[c.name].to_numpy(float),
-        DateColumn: days,
+        DateColumn: lambda c: to_days(frame[c.name], c.date_format, "new").numpy(),
         CategoryColumn: lambda c: frame[c.name].fillna("").astype(str).to_numpy(object),
     }
     return {c.name: arrays[type(c)](c) for c in columns}
@@ -109,8 +106,7 @@ def test_classes_of_raw_rows_are_those_of_the_run(tmp_path):
     assert json.loads(told["classes"]) == ["high", "low"]
     assert (told["target"], told["task"], told["samples"]) == ("kind", "classification", "4")
     assert told["method"].startswith("Recipe")
-    assert told["likelihood"] == "Categorical()"
-    assert told["vardrop"] == version("vardrop")
+    assert (told["likelihood"], told["vardrop"]) == ("Categorical()", version("vardrop"))
     assert json.loads(told["columns"])["street"] == "CategoryColumn"
 
 
@@ -156,7 +152,7 @@ def doubled(features, name="x", opset=18):
 def test_it_goes_in_front_of_any_graph():
     """Of an older version too, and whose names are those of columns."""
     frame = table().rename(columns={"town": "x", "owned": "y"})
-    found = load_dataset(frame, target="price", drop=["kind"]).preprocessing
+    found = vd.load_dataset(frame, target="price", drop=["kind"]).preprocessing
     made = with_preprocessing(doubled(found.features), found)
     session = onnxruntime.InferenceSession(made.SerializeToString())
     rows = new_rows().rename(columns={"town": "x", "owned": "y"})
@@ -183,8 +179,10 @@ def test_it_goes_in_front_of_a_frozen_predictor(tmp_path):
 
 
 def test_a_graph_of_another_width_is_refused():
-    found = load_dataset(table(), target="price", drop=["kind"]).preprocessing
-    with pytest.raises(VardropError, match=rf"to be \(batch, {found.features}\), but got 'x' with"):
+    found = vd.load_dataset(table(), target="price", drop=["kind"]).preprocessing
+    with pytest.raises(
+        vd.VardropError, match=rf"to be \(batch, {found.features}\), but got 'x' with"
+    ):
         with_preprocessing(doubled(3), found)
 
 
@@ -201,7 +199,7 @@ def test_a_net_that_cannot_be_exported_is_told(tmp_path):
 
     frame = table()[["size (m²)", "price"]]
     run = fit(frame, reading(), None, target="price", out=tmp_path / "run", **QUICK)
-    with pytest.raises(VardropError, match="to be exportable by torch.export"):
+    with pytest.raises(vd.VardropError, match="to be exportable by torch.export"):
         export_run(load_run(tmp_path / "run", reading()), tmp_path / "m.onnx")
     assert run.net.line.weight.shape == torch.Size([1, 2])
 
@@ -245,10 +243,10 @@ def test_targets_of_any_mean_and_unit_are_answered_in_full(tmp_path, low, high, 
 
 
 def test_an_output_that_is_not_there_is_told(numbers, tmp_path):
-    with pytest.raises(VardropError, match=r"known moments, but got '0.tables.0' \(Embedding\)"):
+    with pytest.raises(vd.VardropError, match=r"known moments, but got '0.tables.0' \(Embedding\)"):
         export_run(numbers, tmp_path / "m.onnx", mode="moments", outputs=["mean"])
     for mode in ("functions", "sample"):
-        with pytest.raises(VardropError, match="`outputs` to be one of .*, but got 'probs'"):
+        with pytest.raises(vd.VardropError, match="`outputs` to be one of .*, but got 'probs'"):
             export_run(numbers, tmp_path / "m.onnx", 2, mode=mode, outputs=["probs"])
     assert_refused("one of 'functions'", export_run, numbers, tmp_path / "m.onnx", mode="mean")
     assert not list(tmp_path.iterdir())

@@ -13,7 +13,6 @@ import vardrop as vd
 from tests.refusals import assert_refused
 from vardrop._core.files import read_tensors, with_checksum
 from vardrop.app import runs
-from vardrop.app.data import load_dataset
 from vardrop.app.runs import Settings, build_net, compress, fit, load_run, resume
 from vardrop.app.runs.config import command
 from vardrop.app.runs.run_callbacks import RunCallback
@@ -67,7 +66,7 @@ def test_a_run_holds_what_the_report_reads(classes):
     assert vd.from_json(config["method"]) == vd.sparse_vd()
     assert config["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert (config["seed"], config["net"], config["data"]["name"]) == (0, "mlp", "iris")
-    assert config["checksum"] == load_dataset("iris").checksum
+    assert config["checksum"] == vd.load_dataset("iris").checksum
     assert config["sizes"] == {"train": 105, "validation": 15, "test": 30}
     arrays, _ = read_tensors(classes.directory / "arrays.safetensors")
     assert arrays["probs"].shape == (30, 3)
@@ -99,20 +98,14 @@ def test_verbs_are_methods_of_a_run(classes, tmp_path):
     assert classes.export(tmp_path / "a.onnx", 2, outputs=["probs"]) > 1000
 
 
-class Described(RunCallback):
-    text = ""
-
-    def describe(self, text):
-        self.text = text
-
-
 def test_a_fit_says_what_it_will_do_without_changing_the_result(tmp_path):
     options = {**QUICK, "net": "mlp", "recipe": "sparse_vd"}
-    watch = Described()
+    watch, texts = RunCallback(), []
+    watch.describe = texts.append
     told = fit("iris", out=tmp_path / "a", **{**options, "callback": watch})
     silent = fit("iris", out=tmp_path / "b", **{**options, "callback": None, "progress": False})
     assert told.results["metrics"] == silent.results["metrics"]
-    lines = dict(line.split(maxsplit=1) for line in watch.text.splitlines()[:6])
+    lines = dict(line.split(maxsplit=1) for line in texts[0].splitlines()[:6])
     assert lines["data"] == "iris, examples: 105 train, 15 validation, 30 test"
     assert lines["task"] == "classification, 3 classes"
     assert lines["model"] == "mlp, 10,903 parameters"
@@ -130,8 +123,7 @@ def test_few_rows_take_out_no_more_than_the_method_would(classes):
 
 
 def test_regression_speaks_in_the_units_of_the_target(regression):
-    found = regression.data.preprocessing
-    p = regression.predict(regression.data.test.x, samples=64)
+    found, p = regression.data.preprocessing, regression.predict(regression.data.test.x, samples=64)
     y = regression.data.test.y * found.target_std + found.target_mean
     rmse = float((p.mean - y).square().mean().sqrt())
     assert rmse == pytest.approx(regression.results["metrics"]["rmse"], rel=0.05)
@@ -263,7 +255,6 @@ def test_methods_know_their_papers_and_options():
     found = {m.name: m for m in runs.methods()}
     assert found["sparse_vd"].paper.startswith("Molchanov, Ashukha & Vetrov 2017")
     assert all(m.summary.endswith(".") for m in found.values())
-    assert_refused("Unknown method 'magic'", runs.method_named, "magic")
     assert_refused("sparse_vd among log_sigma2", runs.method_named, "sparse_vd", {"speed": 3})
 
 

@@ -18,7 +18,6 @@ from vardrop.app.data import Part
 from vardrop.app.runs import Settings, evaluate, evaluate_rows, fit, held_out, load_run, resume
 from vardrop.app.runs.held_out import Choice, fold_pairs
 from vardrop.app.runs.run_callbacks import RunCallback
-from vardrop.prediction import predict
 
 QUIET = {"batch_size": 32}
 
@@ -95,13 +94,11 @@ def test_of_many_rows_the_validation_part_chooses(tmp_path):
     assert list(found["weights"]) in (["1", "0.1"], ["1", "0.1", "0.01"])
     assert found["weights"][f"{found['beta']:g}"] == min(found["weights"].values())
     assert len(found["weights"]) == 3 or found["weights"]["0.1"] > found["weights"]["1"]
-    assert run.config.net == "mlp"
-    assert [r["epoch"] for r in run.history] == [0, 1]
+    assert (run.config.net, [r["epoch"] for r in run.history]) == ("mlp", [0, 1])
     assert run.history[-1]["beta"] == pytest.approx(found["beta"])
     assert run.history[-1]["validation"]["nll"] > 0
     longer = resume(tmp_path / "r", epochs=3)
-    assert len(longer.history) == 3
-    assert longer.choice.beta == found["beta"]
+    assert (len(longer.history), longer.choice.beta) == (3, found["beta"])
     assert longer.choice.log_scale != run.choice.log_scale  # of the longer trained net
 
 
@@ -124,20 +121,6 @@ def test_trials_of_a_large_table_are_as_long_as_its_training(tmp_path):
     assert set(epochs) >= {"trial 1-0", "trial 0.1-0"}
     assert set(epochs.values()) == {4}
     assert len(run.history) == 4
-
-
-@pytest.mark.slow
-def test_of_many_noisy_rows_the_net_is_as_good_as_the_trial_that_chose_it(tmp_path):
-    """A tenth of the labels is wrong: what suits a training of a quarter overfits in a whole one."""
-    made = np.random.default_rng(0)
-    x = made.standard_normal((2600, 30))
-    y = (x[:, 0] + x[:, 1] * x[:, 2] > 0) ^ (made.random(2600) < 0.1)
-    table = pd.DataFrame(x, columns=[f"x{i}" for i in range(30)]).assign(y=y)
-    run = fit(table, target="y", out=tmp_path / "r", epochs=120, batch_size=256, test=False,
-              compare=False)  # fmt: skip
-    found = run.results["held_out"]
-    assert found["net"]["nll"] <= min(found["weights"].values())
-    assert found["net"]["nll"] < 0.50  # with the weight that trials of a quarter choose: 0.52
 
 
 # The safety line.
@@ -244,9 +227,7 @@ def test_the_best_trial_on_the_validation_part_is_the_run(validated):
 
 
 @pytest.mark.parametrize("stopped", [1, 3, 4])
-def test_a_stop_in_the_first_the_last_or_the_plain_trial_changes_nothing(
-    validated, tmp_path, stopped
-):
+def test_a_stop_in_the_first_last_or_plain_trial_changes_nothing(validated, tmp_path, stopped):
     path, whole = validated
     with pytest.raises(KeyboardInterrupt):
         fit(path, out=tmp_path / "parts", callback=StopsIn(stopped), **VALIDATED)
@@ -258,7 +239,7 @@ def test_a_stop_in_the_first_the_last_or_the_plain_trial_changes_nothing(
 
 def test_scores_are_in_the_units_of_the_target():
     y = 2 * torch.randn(500, 1)
-    p = predict(nn.Linear(1, 1), torch.zeros(500, 1), mode="mean", likelihood=vd.Gaussian(1.0))
+    p = vd.predict(nn.Linear(1, 1), torch.zeros(500, 1), mode="mean", likelihood=vd.Gaussian(1.0))
     p = dataclasses.replace(p, mean=0 * p.mean, draws=0 * p.draws)
     held = (p, Part(torch.zeros(500, 1), y))
     scores, each, deviations, _ = held_out.score_held_out([held], math.log(2.0), unit=3.0)

@@ -12,24 +12,20 @@ from vardrop.app.runs import Recorder, read_history, run_callbacks
 from vardrop.tuning import Loop, Position
 
 
-def trained(directory, callback: run_callbacks.RunCallback, recipe):
+def train(directory, callback: run_callbacks.RunCallback):
     """Two epochs of a small net, recorded and told to the callback."""
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
-    if recipe is not None:
-        vd.convert(net, recipe)
-    elbo = vd.ELBO(net, vd.Categorical(), 30, beta=0.0 if recipe is None else 1.0)
+    elbo = vd.ELBO(vd.convert(net, vd.sparse_vd()), vd.Categorical(), 30)
     x, y = torch.randn(30, 4), torch.arange(30) % 3
     loop = Loop(elbo, torch.optim.Adam(elbo.parameters()), x, y, epochs=2, batch_size=10)
     scores = lambda elbo: {"nll": 1.5, "accuracy": 0.5}
     Recorder(directory, validate=scores, callback=callback).run(loop)
-    return net
 
 
 def test_json_lines_are_json(tmp_path, capsys):
     watch = run_callbacks.JsonLines()
     watch.describe("target y")
-    trained(tmp_path, watch, vd.sparse_vd())
+    train(tmp_path, watch)
     out, err = capsys.readouterr()
     events = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     assert [e["event"] for e in events] == ["data", "epoch", "epoch"]
@@ -42,7 +38,7 @@ def test_json_lines_are_json(tmp_path, capsys):
 def test_text_and_a_bar_are_shown_together(tmp_path, capsys):
     watch = run_callbacks.TextBar()
     watch.describe("target y")
-    trained(tmp_path, watch, vd.sparse_vd())
+    train(tmp_path, watch)
     assert watch._bar.tasks[0].completed == 6
     assert not isinstance(watch.trial("fold"), run_callbacks.TextLines)
     assert capsys.readouterr().out == "target y\n"
@@ -51,7 +47,7 @@ def test_text_and_a_bar_are_shown_together(tmp_path, capsys):
 def test_the_bar_tells_epoch_rate_and_scores(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     bar = run_callbacks.ProgressBar("sparse")
-    trained(tmp_path, bar, vd.sparse_vd())
+    train(tmp_path, bar)
     (task,) = bar._bar.tasks
     assert (task.description, task.completed, task.total) == ("sparse: epoch 2/2", 6, 6)
     assert "accuracy 0.5" in task.fields["scores"]

@@ -10,6 +10,7 @@ import torch
 from sklearn import metrics as sklearn
 
 from tests.app.cli.calling import call, printed
+from tests.app.runs.test_class_weights import rare as rare_table
 from tests.refusals import assert_refused
 from vardrop.app.cli import printing
 from vardrop.app.runs import evaluate, evaluate_rows, fit, load_run
@@ -130,8 +131,7 @@ def test_baselines_know_the_training_rows_alone():
     assert found["accuracy"] == found["balanced_accuracy"] == found["auroc"] == 0.5
     assert found["nll"] == pytest.approx(-(math.log(4 / 6) + math.log(2 / 6)) / 2)
     numbers = constant(1.0, 1.0, torch.tensor([0.0, 1.0, 2.0]))
-    assert numbers["rmse"] == pytest.approx(math.sqrt(2 / 3))
-    assert numbers["r2"] == pytest.approx(0)
+    assert (numbers["rmse"], numbers["r2"]) == (pytest.approx(math.sqrt(2 / 3)), pytest.approx(0))
     assert numbers["width95"] == pytest.approx(2 * 1.959964, rel=1e-5)
 
 
@@ -147,10 +147,8 @@ def test_the_difference_to_others_has_its_standard_error():
 
 @pytest.fixture(scope="module")
 def rare(tmp_path_factory):
-    base, x = tmp_path_factory.mktemp("rare"), torch.randn(2000, 3, generator=G)
-    frame = pd.DataFrame(x.numpy(), columns=["a", "b", "c"])
-    frame["ill"] = ["yes" if i < 12 else "no" for i in x[:, 0].argsort().argsort().tolist()]
-    frame.to_csv(base / "t.csv", index=False)
+    base = tmp_path_factory.mktemp("rare")
+    rare_table().to_csv(base / "t.csv", index=False)
     return fit(base / "t.csv", "mlp", target="ill", out=base / "run", **QUICK)
 
 
@@ -192,18 +190,15 @@ def test_without_a_test_part_held_out_rows_are_scored(tmp_path, capsys):
 
 def test_validation_is_in_the_units_of_the_table(tmp_path):
     x = torch.randn(60, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64).numpy()
-    nll = [
-        fit((x, unit * x[:, 0]), "mlp", out=tmp_path / f"{unit}", **QUICK).history[-1]["validation"]
-        for unit in (1.0, 1000.0)
+    last = lambda unit: fit((x, unit * x[:, 0]), "mlp", out=tmp_path / f"{unit}", **QUICK).history[
+        -1
     ]
+    nll = [last(unit)["validation"] for unit in (1.0, 1000.0)]
     assert nll[1]["nll"] - nll[0]["nll"] == pytest.approx(math.log(1000), abs=1e-3)
     assert nll[1]["rmse"] == pytest.approx(1000 * nll[0]["rmse"], rel=1e-3)
 
 
 # A run scored on rows of a new table: what they have, what they lack, and the same numbers.
-
-
-ROWS_QUICK = {"epochs": 3, "folds": 1, "beta": 1.0, "compare": False}
 
 
 def table(rows=120, seed=0):
@@ -224,10 +219,10 @@ def table(rows=120, seed=0):
 def runs(tmp_path_factory):
     base, frame = tmp_path_factory.mktemp("rows"), table()
     frame.to_csv(base / "t.csv", index=False)
-    given = {"id": "name", "drop": ["kind", "often"], **ROWS_QUICK}
+    given = {"id": "name", "drop": ["kind", "often"], **QUICK}
     numbers = fit(base / "t.csv", target="price", out=base / "n", **given)
     given = {"drop": ["price", "name"], "weight": "often"}
-    return base, numbers, fit(frame, target="kind", out=base / "c", **given, **ROWS_QUICK)
+    return base, numbers, fit(frame, target="kind", out=base / "c", **given, **QUICK)
 
 
 def test_the_test_part_again_has_the_scores_of_the_run(runs):
@@ -292,9 +287,8 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_rows_that_cannot_be_scored_are_refused(runs, case):
-    change, told = WRONG[case]
+@pytest.mark.parametrize("change, told", WRONG.values(), ids=WRONG)
+def test_rows_that_cannot_be_scored_are_refused(runs, change, told):
     assert_refused(told, evaluate_rows, runs[1], change(table(10)))
 
 
@@ -321,10 +315,3 @@ def test_the_command_scores_and_writes_predictions(runs, tmp_path, capsys):
     assert call(*given, "--ood", "photos") == 2
     assert call("evaluate", base / "n", "--predictions", tmp_path / "p.csv") == 2
     assert call(*given, "--predictions", base / "n" / "config.json") == 1
-
-
-def test_a_polars_frame_is_taken_as_it_is(runs):
-    polars, (_, run, _) = pytest.importorskip("polars"), runs
-    frame = table(40, seed=1)
-    expected = evaluate_rows(run, frame)["metrics"]
-    assert evaluate_rows(run, polars.from_pandas(frame))["metrics"] == expected
