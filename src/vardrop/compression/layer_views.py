@@ -8,7 +8,7 @@ weights that read an input unit) are found, zeroed and cut out in one way.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,8 +117,7 @@ def replace_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
         # which one a convolution uses.
         tensor = tensor.to(memory_format=torch.channels_last)
     buffer = name in dict(module.named_buffers(recurse=False))
-    trained = old is None or old.requires_grad
-    setattr(module, name, tensor if buffer else nn.Parameter(tensor, trained))
+    setattr(module, name, tensor if buffer else nn.Parameter(tensor, old.requires_grad))
 
 
 class AffineView:
@@ -247,33 +246,29 @@ def bare_units(net: nn.Module) -> dict[str, Units]:
     }
 
 
-def record_sizes(net: nn.Module) -> dict[str, tuple[int, int]]:
-    """The numbers of inputs and outputs of the layers by name."""
-    return {name: (view.inputs, view.outputs) for name, view in affine_layers(net).items()}
-
-
-def settle_sizes(net: nn.Module, before: dict[str, tuple[int, int]]) -> None:
+def settle_sizes(net: nn.Module, before: Mapping[str, AffineView]) -> None:
     """Update the sizes that modules keep in addition to the sizes of their layers.
 
     An integer of a module is such a size if only layers that changed had it. A number of heads
-    changes in proportion to them.
+    changes in proportion to them. `before` are views of the layers from before the change.
     """
     pairs: dict[str, set[tuple[int, int]]] = defaultdict(set)  # old and new sizes by owner
-    for name, sizes in record_sizes(net).items():
-        pairs[name.rpartition(".")[0]].update(zip(before.get(name, ()), sizes, strict=False))
+    for name, view in affine_layers(net).items():
+        if (old_view := before.get(name)) is not None:
+            sizes = (old_view.inputs, view.inputs), (old_view.outputs, view.outputs)
+            pairs[name.rpartition(".")[0]].update(sizes)
     for owner, old_and_new in pairs.items():
-        module, changed = net.get_submodule(owner), {p for p in old_and_new if p[0] != p[1]}
-        if not changed or type(module) in _SIZES or package_of(type(module)) == "torch":
+        module, same = net.get_submodule(owner), {old for old, new in old_and_new if old == new}
+        changed = {(old, new) for old, new in old_and_new if old != new}
+        if type(module) in _SIZES or package_of(type(module)) == "torch":
             continue
-        same = {old for old, new in old_and_new if old == new}
-        for name, number in list(vars(module).items()):
-            if type(number) is int:
-                candidates = {new for old, new in changed if old == number and number not in same}
-                if name in _HEADS:
-                    grown = ((number * new, old) for old, new in changed)
-                    candidates = {size // old for size, old in grown if size % old == 0}
-                if len(candidates) == 1:
-                    setattr(module, name, candidates.pop())
+        for name, number in [(n, v) for n, v in vars(module).items() if type(v) is int]:
+            candidates = {new for old, new in changed if old == number and old not in same}
+            if name in _HEADS:
+                heads = ((number * new, old) for old, new in changed)
+                candidates = {size // old for size, old in heads if size % old == 0}
+            if len(candidates) == 1:
+                setattr(module, name, candidates.pop())
     for module in net.modules():
         for name, size in _SIZES.get(type(module), {}).items():
             setattr(module, name, size(module))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -48,16 +47,13 @@ class Tracer:
             if any(own_tensors(module))
             and all(layout_of(part) is None for part in module.modules())
         }
-        verdicts: dict[str, list[bool]] = defaultdict(list)
-
-        def compare(name: str, module: nn.Module, args: Inputs, output: object) -> None:
-            verdicts[name].append(_keeps_marks(module, args, output))
-
-        leaves = {n: m for n, m in self.whole.items() if not any(True for _ in m.children())}
-        with hooks(*(m.register_forward_hook(partial(compare, n)) for n, m in leaves.items())):
+        verdicts = {n: list[bool]() for n, m in self.whole.items() if not list(m.children())}
+        pairs = ((self.whole[name], partial(_compare, calls)) for name, calls in verdicts.items())
+        with hooks(*(module.register_forward_hook(hook) for module, hook in pairs)):
             run(net, inputs)
-        for name in (name for name, calls in verdicts.items() if all(calls)):
-            del self.whole[name]  # it treats every unit separately, such as a `LayerScale`
+        for name, calls in verdicts.items():
+            if calls and all(calls):
+                del self.whole[name]  # it treats every unit separately, such as a `LayerScale`
         # The remaining tensors of no layer by name, and their views by name and axis.
         self.other = {
             join_name(name, key): tensor
@@ -83,7 +79,9 @@ class Tracer:
         marks: Marks = {}
         handles: list[RemovableHandle] = []
         for name, whole in self.whole.items():
-            handles += _keep_in_place(("whole", name), whole, marks, until_whole)
+            note = partial(_note_whole, ("whole", name), marks, until_whole)
+            handles.append(whole.register_forward_pre_hook(note))
+            handles.append(whole.register_forward_hook(_keep_in_place))
         for name, view in self.emitters.items():
             if name in sources:
                 hook = partial(_mark, sources[name], view.axis)
@@ -173,23 +171,22 @@ class Tracer:
 
 
 def _input_of_same_shape(args: Inputs, output: object) -> Tensor | None:
-    """The first argument of a call, if the call returns a tensor of its shape."""
+    """The first argument of a call, if it and the returned tensor are numbers of one shape."""
     x = args[0] if args else None
     if isinstance(x, Tensor) and isinstance(output, Tensor) and x.shape == output.shape:
-        return x
+        return x if x.is_floating_point() and output.is_floating_point() else None
     return None
 
 
-def _keeps_marks(module: nn.Module, args: Inputs, output: object) -> bool:
-    """Whether a marked unit along some axis leaves a call of a module as it entered it."""
-    if len(args) != 1 or (x := _input_of_same_shape(args, output)) is None:
-        return False
-    sizes = {size for _, tensor in own_tensors(module) for size in tensor.shape}
-    for axis in (axis for axis, size in enumerate(x.shape) if size in sizes - {1}):
-        marked = x.index_fill(axis, torch.zeros(1, dtype=torch.long, device=x.device), torch.nan)
-        if bool((module.forward(marked).isnan() == marked.isnan()).all()):
-            return True
-    return False
+def _compare(verdicts: list[bool], module: nn.Module, args: Inputs, output: object) -> None:
+    """Note whether a marked unit along some axis leaves a call of a module as it entered it."""
+    x, marked = _input_of_same_shape(args, output), list[Tensor]()
+    if x is not None and len(args) == 1:
+        sizes = {size for _, tensor in own_tensors(module) for size in tensor.shape} - {1}
+        first = torch.zeros(1, dtype=torch.long, device=x.device)
+        axes = (axis for axis, size in enumerate(x.shape) if size in sizes)
+        marked = [x.index_fill(axis, first, torch.nan) for axis in axes]
+    verdicts.append(any(bool((module.forward(m).isnan() == m.isnan()).all()) for m in marked))
 
 
 def _partitions(units: int) -> Iterator[Tensor]:
@@ -251,27 +248,23 @@ def _note(
     return (args[0].masked_fill(args[0].isnan(), 0.0), *args[1:]) if stop else args
 
 
-def _keep_in_place(
-    place: tuple[str, str], module: nn.Module, marks: Marks, end: bool
-) -> Iterator[RemovableHandle]:
-    """Assume that a module which keeps the shape of its input also keeps the order of units.
+def _note_whole(
+    place: tuple[str, str], marks: Marks, end: bool, module: nn.Module, args: Inputs
+) -> None:
+    """Note whether marks reach a module that takes units together.
 
-    With `end` marks stop there, also for other modules that read the same tensor.
+    With `end` they stop there, also for other modules that read the same tensor.
     """
+    marked = [t for t in tensors_in(args) if t.is_floating_point() and bool(t.isnan().any())]
+    if marked:
+        marks[place] = torch.ones(1, dtype=torch.bool)
+    for tensor in marked if end else ():
+        if 0 not in tensor.stride():  # several positions of an expanded tensor are one number
+            tensor.masked_fill_(tensor.isnan(), 0.0)
 
-    def before(_: nn.Module, args: Inputs) -> None:
-        marked = [t for t in tensors_in(args) if t.is_floating_point() and bool(t.isnan().any())]
-        if marked:
-            marks[place] = torch.ones(1, dtype=torch.bool)
-        for tensor in marked if end else ():
-            if 0 not in tensor.stride():  # several positions of an expanded tensor are one number
-                tensor.masked_fill_(tensor.isnan(), 0.0)
 
-    def after(_: nn.Module, args: Inputs, output: Any) -> Tensor | None:
-        x = _input_of_same_shape(args, output)
-        if x is None or not (x.is_floating_point() and output.is_floating_point()):
-            return None
-        return output.masked_fill(output.isnan(), 0.0).masked_fill(x.isnan(), torch.nan)
-
-    yield module.register_forward_pre_hook(before)
-    yield module.register_forward_hook(after)
+def _keep_in_place(module: nn.Module, args: Inputs, output: Any) -> Tensor | None:
+    """Assume that a module which keeps the shape of its input also keeps the order of units."""
+    if (x := _input_of_same_shape(args, output)) is None:
+        return None
+    return torch.where(x.isnan(), torch.nan, output.masked_fill(output.isnan(), 0.0))

@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, SupportsFloat
 
@@ -148,10 +149,8 @@ class Probes:
         generator = torch.Generator().manual_seed(0)
         for scale in _SCALES:
             probe = map_tensors(partial(_draw_like, scale, generator), example)
-            try:
+            with suppress(*CODE_ERRORS):  # some models take no other integers
                 self.expected.append((probe, run(net, probe)))
-            except CODE_ERRORS:  # some models take no other integers
-                continue
 
     def equal(self, other: nn.Module) -> bool:
         """Whether another model has the same outputs, up to rounding.
@@ -163,14 +162,12 @@ class Probes:
         for is_fast in (True, False):
             for module in () if is_fast else other.modules():
                 disable_encoder_fastpath(module)
-            try:
+            with suppress(*CODE_ERRORS):  # a model that does not run is not equal
                 far = [x for x, expected in self.expected if not _close(expected, run(other, x))]
                 nets = [copy.deepcopy(net).double() for net in (self.net, other) if far]
-                wide = [map_tensors(_to_double, x) for x in far]
+                wide = map_tensors(lambda t: t.double() if t.is_floating_point() else t, far)
                 if all(_close(*(run(net, x) for net in nets)) for x in wide):
                     return True
-            except CODE_ERRORS:  # a model that does not run is not equal
-                continue
         return False
 
     def change(self, other: nn.Module) -> float:
@@ -206,10 +203,6 @@ def _draw_like(scale: float, generator: torch.Generator, tensor: Tensor) -> Tens
         return tensor
     low, high = _range(tensor)
     return torch.randint(low, high + 1, tensor.shape, generator=generator).to(tensor)
-
-
-def _to_double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _close(expected: list[Tensor], actual: list[Tensor]) -> bool:

@@ -20,15 +20,13 @@ from vardrop.compression.layer_views import (
     AffineView,
     affine_layers,
     join_name,
-    record_sizes,
     settle_sizes,
     unit_modules,
 )
 from vardrop.compression.modules.pruned_attention import SlimAttention
 from vardrop.compression.modules.pruned_recurrent import RecurrentOutput, Recurring, Unrolled
-from vardrop.compression.modules.select import Scale
 from vardrop.compression.probes import Inputs, run
-from vardrop.compression.units import TO_THE_OUTPUT, Blocks, Place, Unit, equal_places
+from vardrop.compression.trace_units import TO_THE_OUTPUT, Blocks, Place, Unit, equal_places
 from vardrop.noisy import named_modules_of
 
 _NO_UNITS = torch.empty(0, dtype=torch.long)
@@ -108,18 +106,15 @@ def _mark_embedding(layer: nn.Embedding, args: Inputs, output: Tensor) -> Tensor
     return layer.weight[0].masked_fill(varies, torch.nan).expand_as(output).clone()
 
 
-def _stop_at_zero(layer: Scale, args: Inputs, output: Tensor) -> Tensor:
-    """A factor of zero ends marks."""
-    closed = (layer.factor == 0).nonzero().flatten()
-    return output.index_fill(layer.axis, closed, 0.0)
-
-
 def _mark_changing(layer: Unrolled, args: Inputs, output: RecurrentOutput) -> RecurrentOutput:
     """A state that changes between steps is not constant, because other sequences are longer."""
-    y, state = output
-    if layer.steps(y) < 2:
+    states, state = output
+    if isinstance(states, PackedSequence):
+        states, steps = states.data, len(states.batch_sizes)
+    else:
+        steps = states.shape[1 if layer.batch_first and states.dim() == 3 else 0]
+    if steps < 2:
         raise VardropError("a recurrent layer sees one step, so pass an example with two or more")
-    states = y.data if isinstance(y, PackedSequence) else y
     rows = states.flatten(0, -2)
     states.masked_fill_(rows.amin(0) != rows.amax(0), torch.nan)
     for tensor in tensors_in(state):
@@ -129,7 +124,6 @@ def _mark_changing(layer: Unrolled, args: Inputs, output: RecurrentOutput) -> Re
 
 _FLOW: dict[type[nn.Module], Callable[..., object]] = {
     nn.Embedding: _mark_embedding,
-    Scale: _stop_at_zero,
     Unrolled: _mark_changing,
 }
 
@@ -300,26 +294,28 @@ def _unit_to_return(blocks: list[Blocks], gone: list[Unit]) -> Unit | None:
 
 def cut_out(net: nn.Module, gone: list[Unit]) -> None:
     """Cut units that are zero out of a model, in place."""
-    before, modules = record_sizes(net), unit_modules(net)
+    if not gone:
+        return
+    layers, modules = affine_layers(net), unit_modules(net)
     read = _by_module(place for unit in gone for place in unit.readers)
     emitted = _by_module(place for unit in gone for place in unit.emitters)
     carried = _by_module(place for unit in gone for place in (*unit.carriers, *unit.emitters))
 
-    def mask(count: int, units: Tensor | None) -> Tensor:
-        keep = torch.ones(count, dtype=torch.bool)
-        return keep if units is None else keep.index_fill(0, units, False)
+    def mask(name: str, count: int, units: dict[str, Tensor]) -> Tensor:
+        return torch.ones(count, dtype=torch.bool).index_fill(0, units.get(name, _NO_UNITS), False)
 
     for name, attention in named_modules_of(net, SlimAttention).items():
-        units = emitted.get(join_name(name, "q_proj"))
-        attention.keep(mask(attention.q_proj.out_features, units))
-    for name, view in affine_layers(net).items():
+        queries = join_name(name, "q_proj")
+        rows = mask(queries, layers[queries].outputs, emitted)
+        heads = rows.view(-1, attention.head_dim).any(1)
+        attention.heads = attention.heads[heads.to(attention.heads.device)]
+    for name, view in layers.items():
         if name in read or name in emitted:
-            inputs = mask(view.inputs, read.get(name))
-            view.resize(inputs, mask(view.outputs, emitted.get(name)))
+            view.resize(mask(name, view.inputs, read), mask(name, view.outputs, emitted))
     for name, module in modules.items():
         if name in carried:
-            module.resize(mask(module.outputs, carried[name]))
-    settle_sizes(net, before)
+            module.resize(mask(name, module.outputs, carried))
+    settle_sizes(net, layers)
 
 
 def _by_module(places: Iterable[Place]) -> dict[str, Tensor]:

@@ -105,7 +105,7 @@ def report_malformed_file(path: str) -> AbstractContextManager[None]:
     return report_errors(
         lambda e: (
             f"Expected a valid description in {path}, but got: {e!r}. "
-            "The file was not written by vardrop."
+            "The file was not written by vardrop, or belongs to another model."
         )
     )
 
@@ -146,8 +146,8 @@ def resize_to(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     net = copy.deepcopy(into).eval()
     for module in net.modules():
         load_integration(type(module))
-    before = layer_views.record_sizes(net)
-    widest = max((max(sizes) for sizes in before.values()), default=0)
+    before = layer_views.affine_layers(net)
+    widest = max((max(view.inputs, view.outputs) for view in before.values()), default=0)
     dtype = next((p.dtype for p in net.parameters()), None)
     for name in plan.get("attention", []):
         attention = _find(net, name)
@@ -170,7 +170,8 @@ def resize_to(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     for layer in named_modules_of(net, SlimAttention).values():
         layer.heads = layer.heads[: layer.num_heads]
     for name, shape in plan.get("tensors", {}).items():
-        _shorten_bare(net, name, list(shape))
+        owner, _, key = name.rpartition(".")
+        _shorten(name, _find(net, owner), key, list(shape))
     layer_views.settle_sizes(net, before)
     encoder.update_encoder_fastpath(net, Noisy)
     for name in plan.get("unfused", []):
@@ -265,19 +266,6 @@ def _shorten(name: str, module: nn.Module, key: str, shape: list[object]) -> Non
         layer_views.replace_tensor(module, key, tensor.detach().new_empty(sizes))
 
 
-def _shorten_bare(net: nn.Module, name: str, shape: list[object]) -> None:
-    """Give a tensor of no layer the shape in a file, which cannot be larger than before."""
-    owner, _, key = name.rpartition(".")
-    module = _find(net, owner)
-    old = getattr(module, key, None)
-    if not isinstance(old, Tensor) or old.dim() != len(shape):
-        raise VardropError(
-            f"Expected `into` to have the tensor '{name}' with {len(shape)} axes, but it has not. "
-            "Pass a model of the class that was saved."
-        )
-    _shorten(name, module, key, shape)
-
-
 def load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Load the tensors of a file into a resized model. The names have to be the same."""
     try:
@@ -285,13 +273,13 @@ def load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
     except RuntimeError as mismatch:
         layers = {name for name, m in net.named_modules() if type(m) in NOISY_TYPES}
         others = sorted(set(tensors) - set(net.state_dict()))
-        noise = [key for key in others if key.rpartition(".")[0].removesuffix(".gate") in layers]
-        hint = ""
-        if noise:
-            hint = (
-                f" It contains a noisy model ({noise[0]!r}): call vardrop.convert(into, recipe) "
-                "with its recipe before loading, or write it with vardrop.save_noisy."
-            )
+        hints = [
+            f" It contains a noisy model ({key!r}): call vardrop.convert(into, recipe) with its "
+            "recipe before loading, or write it with vardrop.save_noisy."
+            for key in others
+            if key.rpartition(".")[0].removesuffix(".gate") in layers
+        ]
         raise VardropError(
-            f"Expected the tensors of the file to fit `into`, but got: {mismatch}{hint}"
+            f"Expected the tensors of the file to fit `into`, but got: {mismatch}"
+            f"{''.join(hints[:1])}"
         ) from mismatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -14,15 +14,32 @@ from torch import Tensor, nn
 
 from vardrop._core.calls import Batch, call_net, clone_batch
 from vardrop._core.checks import check_type
+from vardrop._core.encoder import update_encoder_fastpath
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import parameter_owners
 from vardrop._core.progress import ProgressLine
 from vardrop.compression import mask
 from vardrop.compression.costs import LayerCost, layer_costs
-from vardrop.compression.cut import cut_dead_units, cut_deviations
-from vardrop.compression.layer_views import join_name
+from vardrop.compression.layer_views import (
+    affine_layers,
+    join_name,
+    replace_module,
+    replace_tensor,
+)
 from vardrop.compression.mask import Thresholds, zero_pruned_weights
-from vardrop.compression.probes import Probes, check_runs, time_interleaved, to_arguments
-from vardrop.compression.trace_units import trace_units
+from vardrop.compression.modules.pruned_attention import SlimAttention
+from vardrop.compression.modules.select import Select
+from vardrop.compression.probes import (
+    CODE_ERRORS,
+    Inputs,
+    Probes,
+    check_runs,
+    run,
+    time_interleaved,
+    to_arguments,
+)
+from vardrop.compression.remove_units import Removal, cut_out, data_flow, keep_equal_widths
+from vardrop.compression.trace_units import Unit, UnitGraph, trace_units
 from vardrop.likelihoods import check_model
 from vardrop.noisy import Noisy, named_modules_of
 
@@ -193,7 +210,7 @@ def shrink(
         check_runs(plain, inputs)
         probes, parts = Probes(plain, inputs), mask.decompose_layers(copy.deepcopy(plain))
         graph = trace_units(parts, inputs, line.advance)
-        cut = cut_dead_units(parts, inputs, graph, probes, net, drop_inputs, line.advance)
+        cut = _cut_dead_units(parts, inputs, graph, probes, drop_inputs, line.advance)
         nets = {"before": plain, "after": cut.net}
         calls = {key: partial(call_net, m, clone_batch(inputs)) for key, m in nets.items()}
         with torch.no_grad():
@@ -208,7 +225,7 @@ def shrink(
         proof=str(probes),
         change=probes.change(net) if is_pruned else 0.0,
         latency=(before, after),
-        standard_deviations=cut_deviations(plain, deviations, cut),
+        standard_deviations=_cut_deviations(plain, deviations, cut),
         thresholds={name: r.threshold for name, r in relevances.items()},
     )
     return Shrunk(cut.net, plan)
@@ -228,3 +245,135 @@ def _layer_reports(
         left = after.get(join_name(name, "1") if name in selects else name, _NO_COST)
         reports.append(LayerReport(name, type(module).__name__, start, left))
     return tuple(reports)
+
+
+class _Cut:
+    """A copy of a decomposed model without its dead units, with torch's layers again.
+
+    `removed` are all units that are zero. `gone` are the units of these that could be cut out.
+    `selects` are the remaining inputs of layers that do not read all inputs.
+    """
+
+    def __init__(
+        self,
+        parts: nn.Module,
+        inputs: Inputs,
+        units: list[Unit],
+        flow: dict[str, list[Tensor]],
+        drop_inputs: bool,
+    ) -> None:
+        net = copy.deepcopy(parts)
+        removal = Removal(net, inputs, units, flow)
+        self.removed, self.gone = removal.removed, keep_equal_widths(net, removal.removed)
+        cut_out(net, self.gone)
+        self.notes = [
+            f"'{name}' keeps {layer.num_heads} of {count} heads."
+            for name, layer in named_modules_of(net, SlimAttention).items()
+            if layer.num_heads < (count := layer.embed_dim // layer.head_dim)
+        ]
+        for (name, reason), count in removal.stays.items():
+            self.notes.append(f"{count} units of '{name}' stay: {reason}.")
+        if back := len(self.removed) - len(self.gone):
+            self.notes.append(f"{back} units stay to keep layers of equal width.")
+        self.net = mask.recompose_layers(net)
+        update_encoder_fastpath(self.net, Noisy)
+        self.selects: dict[str, tuple[int, ...]] = {}
+        if drop_inputs:
+            self._drop_inputs(inputs)
+
+    def _drop_inputs(self, inputs: Inputs) -> None:
+        """Put a `Select` before layers that do not read all of their inputs.
+
+        A layer whose attributes are read by other code stays as it is.
+        """
+        owners, attention = parameter_owners(self.net), named_modules_of(self.net, SlimAttention)
+        for name, view in affine_layers(self.net).items():
+            is_shared = owners[id(view.layer.weight)] > 1 or name.rpartition(".")[0] in attention
+            keep = tuple((~view.unread()).nonzero().flatten().tolist()) or (0,)
+            if view.groups > 1 or is_shared or len(keep) == view.inputs:
+                continue
+            self.net = _select_inputs(self.net, {name: keep})
+            try:
+                run(self.net, inputs)
+                self.selects[name] = keep
+            except AttributeError as failure:
+                self.notes.append(f"'{name}' keeps inputs that it does not read: {failure}.")
+                self.net = replace_module(self.net, name, view.layer)
+
+
+def _cut_dead_units(
+    parts: nn.Module,
+    inputs: Inputs,
+    graph: UnitGraph,
+    probes: Probes,
+    drop_inputs: bool,
+    advance: Callable[[], None],
+) -> _Cut:
+    """Cut all units, or if that changes an output, the units that change none by themselves.
+
+    `parts` is decomposed.
+    """
+    obstacle, flow = graph.obstacle, dict[str, list[Tensor]]()
+    if obstacle is None:
+        try:
+            flow = data_flow(parts, inputs)
+        except CODE_ERRORS as failure:  # the model's code raises an error for NaN
+            obstacle = str(failure)
+    units = () if obstacle else graph.units
+
+    def attempt(reasons: Mapping[tuple[tuple[str, ...], ...], str]) -> _Cut | None:
+        """The cut of all units except units of these shapes, if the outputs stay equal."""
+        pairs = ((u, u.reason or reasons.get(u.shape)) for u in units)
+        chosen = [dataclasses.replace(u, reason=reason) for u, reason in pairs]
+        cut = _Cut(parts, inputs, chosen, flow, drop_inputs)
+        advance()
+        return cut if probes.equal(cut.net) else None
+
+    if (cut := attempt({})) is None:
+        shapes = {u.shape for u in units if u.reason is None}
+        alone = {shape: attempt(dict.fromkeys(shapes - {shape}, "left out")) for shape in shapes}
+        reason = "removing it changes the outputs"
+        cut = attempt({shape: reason for shape, equal in alone.items() if equal is None})
+    if cut is None:
+        raise VardropError(
+            "Expected the small model to equal the masked model, but got other outputs. An "
+            "operation between its layers mixes units in a way that could not be followed."
+        )
+    if obstacle:
+        text = f"No unit is removed: marks cannot be followed through this model ({obstacle})."
+        cut.notes.append(text)
+    elif not cut.removed and not cut.notes:
+        cut.notes.append("No unit is removed: none of those that could be followed is dead.")
+    return cut
+
+
+@torch.no_grad()
+def _cut_deviations(
+    plain: nn.Module, deviations: Mapping[str, Tensor], cut: _Cut
+) -> dict[str, Tensor]:
+    """The standard deviations of the remaining weights.
+
+    `plain` becomes a model of standard deviations in place, which is cut like the weights.
+    """
+    for parameter in plain.parameters():
+        parameter.fill_(-1)  # no standard deviation
+    for name, deviation in deviations.items():
+        owner, _, tensor = name.rpartition(".")
+        replace_tensor(plain.get_submodule(owner), tensor, deviation)
+    net = mask.decompose_layers(plain)
+    cut_out(net, cut.gone)
+    net = _select_inputs(mask.recompose_layers(net), cut.selects)
+    named = net.named_parameters(remove_duplicate=False)
+    return {n: p.detach() for n, p in named if p.dim() > 1 and bool((p != -1).any())}
+
+
+def _select_inputs(net: nn.Module, selects: Mapping[str, tuple[int, ...]]) -> nn.Module:
+    """Put a `Select` before layers, which then read only these inputs."""
+    for name, keep in selects.items():
+        (view,) = affine_layers(copy.deepcopy(net.get_submodule(name))).values()
+        index = torch.tensor(keep, device=view.weight.device)
+        is_read = torch.zeros(view.inputs, dtype=torch.bool).index_fill(0, index.cpu(), True)
+        view.resize(is_read, torch.ones(view.outputs, dtype=torch.bool))
+        selected = nn.Sequential(Select(index, view.axis), view.layer).eval()
+        net = replace_module(net, name, selected)
+    return net

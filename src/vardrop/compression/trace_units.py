@@ -11,20 +11,61 @@ after the cut is tested afterwards.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import parameter_owners
-from vardrop.compression.costs import CountedPass
+from vardrop.compression.costs import CountedPass, LayerCost
 from vardrop.compression.layer_views import affine_layers, join_name, layout_of
 from vardrop.compression.mark_units import ROLES, Marks, Numbers, Tracer
 from vardrop.compression.modules.pruned_recurrent import Recurring, Unrolled
 from vardrop.compression.probes import CODE_ERRORS, Inputs
-from vardrop.compression.units import TO_THE_OUTPUT, DisjointSets, Place, Unit, UnitGraph
 from vardrop.noisy import named_modules_of
+
+Place = tuple[str, int]  # the name of a module and one of its units
+TO_THE_OUTPUT = "it reaches the output of the model"
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A unit that can only be removed at all of its places together.
+
+    Args:
+        emitters: the outputs of layers that emit it.
+        readers: the inputs of layers that read it.
+        carriers: the entries of modules in between, such as norms.
+        reason: why it has to stay, or None if it can be removed.
+    """
+
+    emitters: tuple[Place, ...]
+    readers: tuple[Place, ...]
+    carriers: tuple[Place, ...] = ()
+    reason: str | None = None
+
+    @property
+    def shape(self) -> tuple[tuple[str, ...], ...]:
+        """The modules that it passes. Units of one shape take the same way through the model."""
+        parts = (self.emitters, self.readers, self.carriers)
+        return tuple(tuple(sorted({name for name, _ in p})) for p in parts)
+
+
+class UnitGraph(NamedTuple):
+    """The units of a model and the costs of its modules.
+
+    Args:
+        units: all units, in the order of the model.
+        costs: the costs of its modules by name.
+        obstacle: why no unit could be followed, or None.
+    """
+
+    units: tuple[Unit, ...]
+    costs: Mapping[str, LayerCost]
+    obstacle: str | None = None
 
 
 def trace_units(
@@ -59,6 +100,24 @@ def trace_units(
     return UnitGraph(tuple(units), counted.costs())
 
 
+_Member = TypeVar("_Member", bound=Hashable)
+
+
+class DisjointSets(dict[_Member, _Member]):
+    """Sets that are merged by joining pairs of members. The values are the parents of members."""
+
+    def root(self, member: _Member) -> _Member:
+        """The representative of a member's set. A new member is a set by itself."""
+        while self.setdefault(member, member) != member:
+            self[member] = self[self[member]]
+            member = self[member]
+        return member
+
+    def join(self, one: _Member, other: _Member) -> None:
+        """Merge the sets of two members."""
+        self[self.root(one)] = self.root(other)
+
+
 _Node = tuple[str, str, int]  # "emitter", "readers" or "carriers", a module, a unit
 
 
@@ -73,17 +132,19 @@ class _Coupling(DisjointSets[_Node]):
     def __init__(self, tracer: Tracer, fixed: dict[str, str]) -> None:
         super().__init__()
         self.tracer, self.fixed = tracer, fixed
+        self.whole = {
+            name: f"'{name}' ({type(module).__name__}) takes its units together"
+            for name, module in tracer.whole.items()
+        }
         self.reasons: dict[_Node, str] = {}
-        self.mixing: dict[str, Marks] = {}  # layers whose units meet other units at some place
-        if tracer.other:
-            self._join_bare()
+        mixing: dict[str, Marks] = {}  # layers whose units meet other units at some place
+        self._join_bare()
         for name, layer in tracer.layers.items():
             for i in range(layer.outputs if layer.is_depthwise else 0):
                 self.join(("emitter", name, i), ("readers", name, i))
         numbers = tracer.number_units({n: torch.arange(tracer.units[n]) for n in tracer.emitters})
         before_whole = tracer.layers_before_whole() if tracer.whole else {}
-        if before_whole:
-            self._join_before_whole(before_whole, numbers)
+        self._join_before_whole(before_whole, numbers)
         others = [name for name in tracer.emitters if name not in before_whole]
         for name, marks in self._arrivals(others).items():
             count, mixed = tracer.units[name], numbers.mixed_at(marks) is not None
@@ -91,14 +152,14 @@ class _Coupling(DisjointSets[_Node]):
             if not mixed:
                 self._join_places(name, marks, numbers, torch.arange(count), reason)
             elif reason is None and count > 1:
-                self.mixing[name] = marks
+                mixing[name] = marks
             else:
                 self._keep(name, marks, reason or "it is spread over several units")
-        for group in _group_disjoint(self.mixing):
+        for group in _group_disjoint(mixing):
             for name, block in tracer.number_blocks(group).items():
-                marks = self.mixing.pop(name)
+                marks = mixing.pop(name)
                 self._join_places(name, marks, *block, self._obstacle(name, marks))
-        for name, marks in self.mixing.items():
+        for name, marks in mixing.items():
             reader = numbers.mixed_at(marks)
             places = {} if self._is_broadcast(name, marks) else marks
             self._keep(name, places, f"it mixes with other units before '{reader}'")
@@ -146,10 +207,9 @@ class _Coupling(DisjointSets[_Node]):
         for width, names in widths.items():
             marks = self.tracer.follow_layers(names)
             for name in names:
-                reason = self._describe_whole(targets[name])
+                reason = self.whole[targets[name]]
                 self._join_places(name, marks, numbers, torch.arange(width), reason)
-            reason = self._describe_whole(targets[names[0]])
-            self.reasons |= dict.fromkeys(_nodes(marks), reason)
+            self.reasons |= dict.fromkeys(_nodes(marks), self.whole[targets[names[0]]])
 
     def _join_places(
         self, name: str, marks: Marks, numbers: Numbers, codes: Tensor, reason: str | None
@@ -193,9 +253,6 @@ class _Coupling(DisjointSets[_Node]):
                 return False
         return True
 
-    def _describe_whole(self, target: str) -> str:
-        return f"'{target}' ({type(self.tracer.whole[target]).__name__}) takes its units together"
-
     def _obstacle(self, name: str, marks: Marks, mixed: bool = False) -> str | None:
         """Why the units of a layer have to stay, or None if they can be removed.
 
@@ -203,7 +260,7 @@ class _Coupling(DisjointSets[_Node]):
         """
         for role, target in marks:
             if role == "whole":
-                return self._describe_whole(target)
+                return self.whole[target]
         touched = (name, *(target for _, target in marks))
         fixed = next((self.fixed[t] for t in touched if t in self.fixed), None)
         if fixed is not None or mixed:
@@ -244,3 +301,26 @@ def _group_disjoint(layers: dict[str, Marks]) -> list[dict[str, Marks]]:
         chosen[0][name] = places
         chosen[1].update(places)
     return [group for group, _ in groups]
+
+
+# The groups of a layer, or layers of one width: the inputs of every block, and the outputs.
+Blocks = tuple[list[list[Place]], list[list[Place]]]
+
+
+def equal_places(net: nn.Module) -> list[Blocks]:
+    """Blocks that have to keep equally many inputs, and equally many outputs.
+
+    The inputs of parts of a recurrent layer are not compared, so such blocks have none.
+    """
+    layers, blocks = affine_layers(net), list[Blocks]()
+    for name, view in layers.items():
+        ins, outs = (
+            [[(name, group * size + i) for i in range(size)] for group in range(view.groups)]
+            for size in (view.inputs // view.groups, view.outputs // view.groups)
+        )
+        blocks.append((ins, outs))
+    for name, layer in named_modules_of(net, Unrolled).items():
+        names = [join_name(name, f"ih{end}") for end in layer.suffixes]  # torch has one size
+        outs = [[(n, i) for i in range(layers[n].outputs)] for n in names]
+        blocks.append(([[] for _ in names], outs))
+    return blocks

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -23,14 +25,14 @@ from vardrop._core.errors import VardropError
 from vardrop._core.modules import hooks
 from vardrop.compression.layer_views import AffineView, affine_layers, unit_modules
 from vardrop.compression.probes import Inputs
-from vardrop.compression.trace_units import trace_units
-from vardrop.compression.units import (
+from vardrop.compression.trace_units import (
     TO_THE_OUTPUT,
     DisjointSets,
     Place,
     Unit,
     UnitGraph,
     equal_places,
+    trace_units,
 )
 from vardrop.gates import HardConcrete
 from vardrop.gates.base import along
@@ -59,6 +61,8 @@ class UnitGates(nn.Module):
     0.5
     """
 
+    _factors: Tensor  # of the gates in the current pass, after a one for units without a gate
+
     def __init__(self, net: nn.Module, example: Inputs) -> None:
         super().__init__()
         graph = trace_units(net, example)
@@ -85,8 +89,10 @@ class UnitGates(nn.Module):
         self._readers = self._number({n: v.inputs for n, v in layers.items()}, lambda u: u.readers)
         outputs = {n: self._emitters[n] + carriers[n] for n in widths}
         self._convolutions = {name for name, view in layers.items() if view.weight.dim() > 2}
-        self._costs = _Costs(net, graph, self._readers, outputs)
-        self._factors: Tensor | None = None
+        # Inputs of a depthwise layer are not multiplied, because other layers read its outputs.
+        gated = {name for name, numbers in self._readers.items() if bool(numbers.any())}
+        self._multiplied = {name for name in gated if not layers[name].is_depthwise}
+        self.cost = _Cost(net, graph, self._readers, outputs)
 
     def _number(
         self, widths: Mapping[str, int], places: Callable[[Unit], Sequence[Place]]
@@ -102,43 +108,32 @@ class UnitGates(nn.Module):
         open_probability = self.noise.open_probability({"logit": self.logit})
         return self.cost(open_probability, quantity).to(self.logit)
 
-    def cost(self, open_gates: Tensor, quantity: Quantity = "macs") -> Tensor:
-        """The cost of a model with open gates (1) or partly open gates, as a fraction."""
-        return self._costs.fraction(open_gates, quantity)
-
     @contextmanager
     def acting(self, net: nn.Module) -> Iterator[None]:
         """Apply the gates to a model: draws in training mode, means in evaluation mode."""
         handles = [net.register_forward_pre_hook(self._draw)]
         for name, view in affine_layers(net).items():
-            if self._multiplies(name, view):
-                handles.append(view.layer.register_forward_pre_hook(self._multiply(name, view)))
+            if name in self._multiplied:
+                numbers = self._readers[name].to(view.weight.device)
+                hook = partial(self._multiply, view.axis, numbers)
+                handles.append(view.layer.register_forward_pre_hook(hook))
         with hooks(*handles):
             yield
-
-    def _multiplies(self, name: str, view: AffineView) -> bool:
-        """Inputs of a depthwise layer are not multiplied, because other layers read its outputs."""
-        return bool(self._readers[name].any()) and not view.is_depthwise
 
     def _draw(self, net: nn.Module, args: Inputs) -> None:
         """One draw per batch: Adam then slows gates that affect the loss, and closes others."""
         tensors = {"logit": self.logit}
-        one = torch.ones(1, device=self.logit.device)  # the factor of units without a gate
+        one = torch.ones(1, device=self.logit.device)
         if net.training:
             drawn = self.noise.multiplier(one.expand(len(self.units)), 0, tensors)
         else:
             drawn = self.noise.unit_mean(tensors)
         self._factors = torch.cat([one, drawn])
 
-    def _multiply(self, name: str, view: AffineView) -> Callable[..., Inputs]:
-        axis, numbers = view.axis, self._readers[name].to(view.weight.device)
-
-        def before(_: nn.Module, args: Inputs) -> Inputs:
-            assert self._factors is not None
-            x: Tensor = args[0]
-            return (x * along(axis, x, self._factors[numbers].to(x.dtype)), *args[1:])
-
-        return before
+    def _multiply(self, axis: int, numbers: Tensor, layer: nn.Module, args: Inputs) -> Inputs:
+        """Multiply the inputs of a layer by the factors of their gates."""
+        factors = self._factors[numbers].to(args[0].dtype)
+        return (args[0] * along(axis, args[0], factors), *args[1:])
 
     def choose(self, fits: Callable[[Tensor], bool], multiple: int = 1, least: int = 1) -> Tensor:
         """The most gates that fit a budget, highest logits first, as a boolean mask.
@@ -149,14 +144,9 @@ class UnitGates(nn.Module):
         """
         order = self.logit.detach().argsort(descending=True, stable=True).tolist()
         layers = self._layers(multiple, least)
-        low, high = 0, len(order)  # `low` gates fit, or no number does
-        while low < high:
-            middle = (low + high + 1) // 2
-            if fits(self._mask(order[:middle], layers)):
-                low = middle
-            else:
-                high = middle - 1
-        mask = self._mask(order[:low], layers)
+        counts = range(1, len(order) + 1)
+        most = bisect_left(counts, True, key=lambda n: not fits(self._mask(order[:n], layers)))
+        mask = self._mask(order[:most], layers)
         for gates, step, _ in layers if multiple > 1 else ():  # use up the budget
             wider = mask.clone()
             wider[gates[: int(mask[gates].sum()) + step]] = True
@@ -207,14 +197,14 @@ class UnitGates(nn.Module):
         one = torch.ones_like(mean[:1])
         means, masks = torch.cat([one, mean * is_open]), torch.cat([one, is_open])
         for name, view in affine_layers(net).items():
-            factors = means if self._multiplies(name, view) else masks
+            factors = means if name in self._multiplied else masks
             numbers = self._readers[name].to(mean.device)
             if bool(numbers.any()):
                 view.scale_inputs(factors[numbers].to(view.weight))
 
 
-class _Costs:
-    """The cost of a model as a function of its open gates.
+class _Cost:
+    """The cost of a model as a function of its open gates (1) or partly open gates.
 
     A layer costs its price times the remaining inputs times the remaining outputs. If whole groups
     of a layer are removed, its inputs go with its outputs and count once.
@@ -227,7 +217,9 @@ class _Costs:
         # For every tensor: the gates of its inputs and outputs, its MACs and its bytes.
         entries: list[tuple[Tensor, Tensor, int, int]] = []
         for name, view in layers.items():
-            inputs = torch.zeros_like(readers[name]) if _removes_groups(view) else readers[name]
+            # One unit per group on one side: whole groups are removed.
+            by_group = view.groups > 1 and view.groups in (view.inputs, view.outputs)
+            inputs = torch.zeros_like(readers[name]) if by_group else readers[name]
             entries.append((inputs, outputs[name], graph.costs[name].macs, view.weight.nbytes))
             if view.bias is not None:
                 entries.append((no_gate, outputs[name], 0, view.bias.nbytes))
@@ -243,7 +235,7 @@ class _Costs:
         # The costs that do not depend on gates.
         self._rest = {"macs": full_macs - sum(macs), "bytes": full_bytes - sum(stored)}
 
-    def fraction(self, open_gates: Tensor, quantity: Quantity) -> Tensor:
+    def __call__(self, open_gates: Tensor, quantity: Quantity = "macs") -> Tensor:
         """The cost as a fraction of the full cost, differentiable with respect to the gates."""
         gates = open_gates.to("cpu", torch.float64)
         factors = torch.cat([torch.ones(1, dtype=torch.float64), gates])
@@ -251,11 +243,6 @@ class _Costs:
         outputs = torch.stack([factors[numbers].sum() for numbers in self._outputs])
         cost = (self._price[quantity] * inputs * outputs).sum() + self._rest[quantity]
         return cost / self._full[quantity]
-
-
-def _removes_groups(view: AffineView) -> bool:
-    """Whether a layer loses whole groups, because one of its sides has one unit per group."""
-    return view.groups > 1 and view.groups in (view.inputs, view.outputs)
 
 
 def _join_tied(net: nn.Module, traced: Sequence[Unit]) -> list[tuple[Unit, ...]]:

@@ -59,17 +59,8 @@ class Conv1D(Variational, pytorch_utils.Conv1D):
     (torch.Size([2, 5, 3]), (4, 3))
     """
 
-    nx: int
-    nf: int
     axes: ClassVar[Axes] = Axes(input=(0,), output=(1,))
-
-    @property
-    def num_inputs(self) -> int:
-        return self.nx
-
-    @property
-    def num_outputs(self) -> int:
-        return self.nf
+    sizes: ClassVar[tuple[str, str]] = ("nx", "nf")
 
     @property
     def op(self) -> Callable[..., Tensor] | None:
@@ -94,7 +85,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 register_layer(pytorch_utils.Conv1D, Conv1D)
-register_affine(pytorch_utils.Conv1D, AffineLayout(("nx", "nf"), transposed=True))
+register_affine(pytorch_utils.Conv1D, AffineLayout(Conv1D.sizes, transposed=True))
 
 
 def _num_outputs(layer: nn.Module, size: str = "out_features") -> int:

@@ -7,7 +7,7 @@ from vardrop._core.errors import VardropError, import_optional
 import_optional("transformers", "huggingface")
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -85,7 +85,13 @@ class ELBOTrainer(Trainer):
         if isinstance(likelihood, nn.Module):
             likelihood.to(self.args.device)
         self._output, self._next = output, next_token
-        self._num_data = _length(self.train_dataset) if num_data is None else num_data
+        if num_data is None and not isinstance(self.train_dataset, Sized):
+            raise VardropError(
+                f"Expected `num_data` for a `train_dataset` without a length, but got "
+                f"{type(self.train_dataset).__name__} and none. It is the number of training "
+                "examples, which scales the KL."
+            )
+        self._num_data = len(self.train_dataset) if num_data is None else num_data
         check_integer("num_data", self._num_data)
         schedule = beta if callable(beta) else constant(beta)
         self.beta = schedule(0.0)
@@ -152,9 +158,8 @@ class ELBOTrainer(Trainer):
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """The names of the Trainer without the noise, which weight decay would increase."""
-        noise = {id(t) for m in noisy_modules(model).values() for t in m.noise_tensors()}
-        names = {name for name, p in model.named_parameters() if id(p) in noise}
-        return [name for name in super().get_decay_parameter_names(model) if name not in names]
+        noise = noise_names(model)
+        return [name for name in super().get_decay_parameter_names(model) if name not in noise]
 
     def create_optimizer(self, *args: object, **options: object) -> torch.optim.Optimizer:
         """The optimizer of the Trainer, with the parameters of the likelihood."""
@@ -302,14 +307,3 @@ def _add_decoder_inputs(
             "right by one position."
         )
     return {**batch, "decoder_input_ids": shift(labels=labels)}
-
-
-def _length(data: Any) -> int:
-    try:
-        return len(data)
-    except TypeError:
-        raise VardropError(
-            f"Expected `num_data` for a `train_dataset` without a length, but got "
-            f"{type(data).__name__} and none. It is the number of training examples, which scales "
-            "the KL."
-        ) from None

@@ -335,9 +335,14 @@ class _Slimming:
         warmup = _WARMUP if price is None else 1.0  # with gates the rate rises all the time
 
         def schedule(at: Position) -> tuple[float, float]:
+            """One cycle: up for a fraction of the steps, then down to zero."""
             step = at.epoch * self.epoch_steps + at.step - done
-            rate = self._rate(step / max(1, steps), warmup)
-            return rate, 0.0 if price is None else price.gate_lr
+            part = min(1.0, step / max(1, steps))  # epochs of a stream may differ in length
+            if part < warmup:
+                rate = _FIRST + (1 - _FIRST) * (1 - math.cos(math.pi * part / warmup)) / 2
+            else:
+                rate = (1 + math.cos(math.pi * (part - warmup) / max(1 - warmup, 1e-9))) / 2
+            return self.lr * rate, 0.0 if price is None else price.gate_lr
 
         net.train()
         return minimize(
@@ -349,13 +354,6 @@ class _Slimming:
             callbacks=callbacks,
             start=start._replace(stopped=False),
         )
-
-    def _rate(self, done: float, warmup: float) -> float:
-        """One cycle: up for a fraction of the steps, then down to zero."""
-        done = min(1.0, done)  # epochs of a stream may differ in length
-        if done < warmup:
-            return self.lr * (_FIRST + (1 - _FIRST) * (1 - math.cos(math.pi * done / warmup)) / 2)
-        return self.lr * (1 + math.cos(math.pi * (done - warmup) / max(1 - warmup, 1e-9))) / 2
 
     def _time(self, net: nn.Module, gates: UnitGates, mask: Tensor) -> float:
         """The measured time of a cut model, as a fraction of the time of the given model."""
@@ -420,13 +418,21 @@ class _Slimming:
     def report(self, small: Shrunk, kind: str, limit: float, runtimes: tuple[str, ...]) -> Slimmed:
         """Both models with their scores and costs, and warnings."""
         nets = {"before": self.net, "after": small.net}
-        times, untimed = slim_report.time_models(nets, self.timed, runtimes)
+        times: dict[str, dict[str, float]] = {}
+        untimed = []
+        for way in runtimes:
+            try:
+                times |= slim_report.latencies(nets, self.timed, (way,))
+            except (VardropError, ImportError, OSError, *probes.CODE_ERRORS) as failure:
+                if way == "torch":
+                    raise
+                untimed.append(f"Not timed by {way}: {str(failure).partition(chr(10))[0][:200]}")
         before, after = (
             Cost(
                 score=self.measure(net),
                 macs=sum(c.macs for c in layer_costs(net, self.example).values()),
                 weights=sum(p.numel() for p in net.parameters()),
-                bytes=sum(t.numel() * t.element_size() for t in net.state_dict().values()),
+                bytes=sum(t.nbytes for t in net.state_dict().values()),
                 latency={way: seconds[name] for way, seconds in times.items()},
             )
             for name, net in nets.items()

@@ -48,27 +48,17 @@ class Unrolled(nn.Module):
                 self.add_module(f"{name}{end}", dense(weight, bias, kind))
         self.train(layer.training)
 
-    def equal_widths(self) -> list[str]:
-        """Layers that have to keep equally many outputs, because torch has one size for them."""
-        return [f"ih{end}" for end in self.suffixes]
-
     def recompose(self) -> nn.RNNBase:
         """Torch's layer with these weights."""
         parts = {n: part for n, part in self.named_children() if isinstance(part, nn.Linear)}
-        inputs, bias = parts["ih_l0"].in_features, any(p.bias is not None for p in parts.values())
-        layer = resize_recurrent(self, inputs, self.hidden_size, bias)
+        first, bias = parts["ih_l0"], any(part.bias is not None for part in parts.values())
+        layer = resize_recurrent(self, first.in_features, self.hidden_size, bias)
         for name, part in parts.items():
             setattr(layer, f"weight_{name}", part.weight)
             if hasattr(layer, f"bias_{name}"):
                 zeros = nn.Parameter(part.weight.detach().new_zeros(part.out_features))
                 setattr(layer, f"bias_{name}", zeros if part.bias is None else part.bias)
         return layer.train(self.training)
-
-    def steps(self, output: Tensor | PackedSequence) -> int:
-        """The number of steps of its outputs."""
-        if isinstance(output, PackedSequence):
-            return len(output.batch_sizes)
-        return output.shape[1 if self.batch_first and output.dim() == 3 else 0]
 
     def forward(self, input: Tensor | PackedSequence, hx: State | None = None) -> RecurrentOutput:
         """The outputs and the last state."""
@@ -82,10 +72,8 @@ class Unrolled(nn.Module):
     @property
     def hidden_size(self) -> int:
         """The number of units of the state before a projection."""
-        return len(self.get_parameter("ih_l0.weight")) // _GATES[self.mode]
-
-
-_GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}  # rows of a weight per unit
+        last = "hr_l0.weight" if self.proj_size else "hh_l0.weight"
+        return self.get_parameter(last).shape[1]
 
 
 def resize_recurrent(
