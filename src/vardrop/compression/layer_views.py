@@ -8,7 +8,7 @@ weights that read an input unit) are found, zeroed and cut out in one way.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,8 +116,8 @@ def replace_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
         # Kernels of 1 x 1 or of one channel are contiguous in both formats, and their strides say
         # which one a convolution uses.
         tensor = tensor.to(memory_format=torch.channels_last)
-    buffer = name in dict(module.named_buffers(recurse=False))
-    setattr(module, name, tensor if buffer else nn.Parameter(tensor, old.requires_grad))
+    is_parameter = isinstance(old, nn.Parameter)
+    setattr(module, name, nn.Parameter(tensor, old.requires_grad) if is_parameter else tensor)
 
 
 class AffineView:
@@ -199,26 +199,25 @@ class Units:
 
     def __init__(self, layer: Any, layout: UnitLayout) -> None:
         self.layer, self.layout = layer, layout
-        sizes = [t.shape[layout.axis] for _, t in self.tensors()]
+        sizes = [tensor.shape[layout.axis] for tensor in self.tensors().values()]
         self.outputs: int = max(sizes) if sizes else getattr(layer, layout.sizes[-1])
         self.axis: int = -1 if layout.emits else getattr(layer, "axis", 1)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Its tensors with one entry per unit."""
-        for name in self.layout.tensors:
-            if (tensor := getattr(self.layer, name)) is not None:
-                yield name, tensor.detach()
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors with one entry per unit, by name."""
+        tensors = {name: getattr(self.layer, name) for name in self.layout.tensors}
+        return {name: tensor.detach() for name, tensor in tensors.items() if tensor is not None}
 
     def fill(self, units: Tensor, number: float) -> None:
         """Write a number into the entries of these units, in place."""
-        for _, tensor in self.tensors():
+        for tensor in self.tensors().values():
             tensor.index_fill_(self.layout.axis, units.to(tensor.device), number)
 
     def resize(self, keep: Tensor) -> None:
         """Cut it down to the units that are True, in place."""
         if self.outputs == 1:
             return
-        for name, tensor in self.tensors():
+        for name, tensor in self.tensors().items():
             index = keep.nonzero().flatten().to(tensor.device)
             replace_tensor(self.layer, name, tensor.index_select(self.layout.axis, index))
         if self.layout.sizes:

@@ -82,16 +82,15 @@ class Tracer:
             note = partial(_note_whole, ("whole", name), marks, until_whole)
             handles.append(whole.register_forward_pre_hook(note))
             handles.append(whole.register_forward_hook(_keep_in_place))
-        for name, view in self.emitters.items():
-            if name in sources:
-                hook = partial(_mark, sources[name], view.axis)
-                handles.append(view.layer.register_forward_hook(hook))
+        for name in self.emitters.keys() & sources.keys():
+            hook = partial(_mark, sources[name], self.emitters[name].axis)
+            handles.append(self.emitters[name].layer.register_forward_hook(hook))
         for role, modules in (("carriers", self.carriers), ("readers", self.layers)):
             for name, module in modules.items():
                 note = partial(_note, (role, name), module.axis, marks, role == "readers")
                 handles.append(module.layer.register_forward_pre_hook(note))
         bare = {name: view for name, view in self.bare.items() if name in sources}
-        marked = [*tensors, *(t for view in bare.values() for _, t in view.tensors())]
+        marked = [*tensors, *(t for view in bare.values() for t in view.tensors().values())]
         originals = [tensor.detach().clone() for tensor in marked]
         try:
             for tensor in tensors:

@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import SupportsFloat
 
 import torch
@@ -35,10 +36,9 @@ def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
     if threshold is None:
         return relevances
     for number in threshold.values() if isinstance(threshold, Mapping) else [threshold]:
-        try:
+        is_number = False
+        with suppress(TypeError, ValueError):
             is_number = not math.isnan(float(number))  # infinity keeps everything or nothing
-        except (TypeError, ValueError):
-            is_number = False
         if not is_number:
             raise VardropError(
                 "Expected `threshold` to be a number or numbers by module name, but got "
@@ -160,17 +160,15 @@ def _make_layer_plain(
     module: Variational, name: str, masks: dict[str, Tensor], deviations: dict[str, Tensor]
 ) -> None:
     """Zero the pruned weights and the weights of pruned gate units, and remove the noise."""
-    layers = {name: module}
-    layers |= {join_name(name, part_name): part for part_name, part in module.sublayers().items()}
+    parts = {join_name(name, part_name): part for part_name, part in module.sublayers().items()}
+    layers, gate = {name: module, **parts}, module.gate
     for layer_name, layer in layers.items():
         for weight_name in layer.weight_axes:
             if (alive := masks.get(tensor_name(layer_name, weight_name))) is not None:
                 getattr(layer, weight_name).mul_(alive)
-    gated = {}
-    if module.gate is not None:
-        if (alive := masks.get(join_name(name, "gate"))) is not None:
-            module.scale_units(alive, module.gate.side)
-        gated = {id(weight): key for key, weight in module.gated_weights().items()}
+    if gate is not None and (alive := masks.get(join_name(name, "gate"))) is not None:
+        module.scale_units(alive, gate.side)
+    gated = {id(weight): key for key, weight in module.gated_weights().items()} if gate else {}
     for layer_name, layer in layers.items():
         for weight_name, tensor in layer.noisy_tensors().items():
             if tensor.axes.input:
@@ -196,12 +194,10 @@ def _variance_with_gate(
         return per_unit(layer.per_feature(units, key), variance, gate.side, tensor.axes)
 
     unit_mean, log_alpha = gate.unit_mean(), gate.get_log_alpha()
-    mean = torch.ones_like(variance)
-    if unit_mean is not None:
-        mean = mean * per_weight(unit_mean)
+    mean = torch.ones_like(variance) if unit_mean is None else per_weight(unit_mean)
     total = variance * mean.square()
     if log_alpha is None:
         return total
-    finite = log_alpha.clamp(max=80.0).exp()  # also if E z, and with it the product, is zero
-    alpha = per_weight(finite.expand(gate.units))
+    # The limit keeps alpha finite if E z, and with it the product, is zero.
+    alpha = per_weight(log_alpha.clamp(max=80.0).exp().expand(gate.units))
     return total + alpha * mean.square() * (variance + to_float32_or_wider(tensor.mean).square())

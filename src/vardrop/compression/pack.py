@@ -302,11 +302,10 @@ def _decode(
             continue
         step, differences, counts = code
         integers = all(type(n) is int for n in (*differences, *counts))
-        if not integers or len(differences) != len(counts) or min(counts, default=1) < 1:
-            raise VardropError(f"Expected a histogram for '{name}', but got something else.")
-        if sum(counts) != like.numel():
+        positive = integers and len(differences) == len(counts) and min(counts, default=1) >= 1
+        if not positive or sum(counts) != like.numel():
             raise VardropError(
-                f"Expected {like.numel()} values for '{name}', but got {sum(counts)}. "
+                f"Expected a histogram of {like.numel()} values for '{name}', but got another one. "
                 "Pass a model of the class that was packed."
             )
         if step is not None:

@@ -107,10 +107,9 @@ def score(net: nn.Module, data: LabelledData, metric: Metric) -> float:
     """The metric of a model's outputs and the targets."""
     with report_arguments("data", "metric"):
         returned = metric(*outputs(net, data))
-    try:
+    number = math.nan
+    with suppress(TypeError, ValueError):
         number = float(returned)
-    except (TypeError, ValueError):
-        number = math.nan
     if math.isnan(number):
         raise VardropError(f"Expected `metric` to return a number, but got {returned!r}.")
     return number

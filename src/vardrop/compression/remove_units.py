@@ -187,7 +187,12 @@ class Removal:
             waiting = [unit for unit in waiting if not self._remove(unit)]
             if len(self.removed) == start:
                 return
-            self._zero(self.removed[start:])
+            read = self._readers(*self.removed[start:])
+            fed = _by_module(place for unit in self.removed[start:] for place in unit.emitters)
+            for name in fed.keys() & self.modules.keys():
+                self.modules[name].fill(fed[name], 0)
+            for name in (read.keys() | fed.keys()) & self.layers.keys():
+                self.layers[name].zero(read.get(name, _NO_UNITS), fed.get(name, _NO_UNITS))
             flow = data_flow(net, inputs)
 
     def _find_unread_states(self, name: str, waiting: list[Unit]) -> None:
@@ -239,15 +244,6 @@ class Removal:
         """The inputs where units end. A depthwise layer only passes them on."""
         places = (p for unit in units for p in unit.readers)
         return _by_module(p for p in places if not self.layers[p[0]].is_depthwise)
-
-    def _zero(self, units: list[Unit]) -> None:
-        """Zero the weights that read units or feed them."""
-        read = self._readers(*units)
-        fed = _by_module(place for unit in units for place in unit.emitters)
-        for name in fed.keys() & self.modules.keys():
-            self.modules[name].fill(fed[name], 0)
-        for name in (read.keys() | fed.keys()) & self.layers.keys():
-            self.layers[name].zero(read.get(name, _NO_UNITS), fed.get(name, _NO_UNITS))
 
 
 def _constant_effect(view: AffineView, seen: Tensor, constant: Tensor) -> Tensor | None:

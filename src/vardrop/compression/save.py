@@ -25,7 +25,7 @@ from vardrop._core.integrations import load_integration
 from vardrop.compression import layer_views
 from vardrop.compression.layer_views import AffineView, replace_module, view_of
 from vardrop.compression.modules.pruned_attention import SlimAttention
-from vardrop.compression.modules.pruned_recurrent import resize_recurrent
+from vardrop.compression.modules.pruned_recurrent import recurrent_like
 from vardrop.compression.modules.select import Scale, Select, selection_of
 from vardrop.layers import NOISY_TYPES
 from vardrop.likelihoods import check_model
@@ -134,7 +134,8 @@ def layer_sizes(net: nn.Module) -> dict[str, Any]:
         if encoder.is_encoder_fastpath_disabled(module):
             plan["unfused"].append(name)
     for name, bare in layer_views.bare_units(net).items():
-        plan["tensors"][name.rpartition(":")[0]] = list(next(bare.tensors())[1].shape)
+        (tensor,) = bare.tensors().values()
+        plan["tensors"][name.rpartition(":")[0]] = list(tensor.shape)
     return {key: entries for key, entries in plan.items() if entries or key in always}
 
 
@@ -192,12 +193,8 @@ def _resize_recurrent(name: str, layer: nn.RNNBase, sizes: list[object]) -> nn.M
     """A recurrent layer with these sizes, which cannot be larger than before."""
     _check_kind(name, layer, nn.RNN, nn.LSTM, nn.GRU)
     inputs, units, bias = sizes
-    smaller = resize_recurrent(
-        layer,
-        _count(name, inputs, layer.input_size),
-        _count(name, units, layer.hidden_size),
-        bool(bias),
-    )
+    counts = _count(name, inputs, layer.input_size), _count(name, units, layer.hidden_size)
+    smaller = recurrent_like(layer)(*counts, bias=bool(bias))
     weight = next(layer.parameters())
     return smaller.to_empty(device=weight.device).to(weight.dtype).eval()
 
@@ -242,7 +239,7 @@ def _resize(name: str, module: nn.Module, sizes: list[object]) -> None:
     counts = [_count(name, n, getattr(module, k)) for k, n in zip(keys, sizes, strict=False)]
     if isinstance(view, layer_views.Units):
         view.set_size(counts[-1])
-        shapes: dict[str, list[object]] = {key: [*counts] for key, _ in view.tensors()}
+        shapes: dict[str, list[object]] = {key: [*counts] for key in view.tensors()}
     else:
         inputs, outputs, *groups = counts
         first, second = (inputs, outputs) if view.layout.transposed else (outputs, inputs)

@@ -110,24 +110,20 @@ class ShrinkPlan:
     def __str__(self) -> str:
         totals = {q: "{} -> {}".format(*self.total(q)) for q in ("macs", "bytes", "weights")}
         before, after = (f"{1e3 * seconds:.3g}" for seconds in self.latency)
-        lines = [f"MACs {totals['macs']}, bytes {totals['bytes']}"]
-        lines.append(f"latency {before} -> {after} ms for the example")
+        heads = [f"MACs {totals['macs']}, bytes {totals['bytes']}"]
+        heads.append(f"latency {before} -> {after} ms for the example")
         rows = [("layer", "kind", *_QUANTITIES.values())]
         for r in self.layers:
             pairs = ((getattr(r.before, q), getattr(r.after, q)) for q in _QUANTITIES)
             rows.append((r.name or "(net)", r.kind, *(f"{b} -> {a}" for b, a in pairs)))
         rows.append(("total", "", totals["macs"], totals["bytes"], "", ""))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            lines.append("  ".join(cells).rstrip())
-        lines += [*self.notes, self.proof]
-        if self.thresholds:
-            lines.append(
-                f"The threshold changes the outputs of the example by at most {self.change:.2g}."
-            )
+        table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        change = f"The threshold changes the outputs of the example by at most {self.change:.2g}."
+        changes = [change] if self.thresholds else []
         weights = f"weights that are not zero: {totals['weights']}"
-        return "\n".join([*lines, f"{weights}, {self.compression:.1f} times fewer"])
+        end = f"{weights}, {self.compression:.1f} times fewer"
+        return "\n".join([*heads, *table, *self.notes, self.proof, *changes, end])
 
 
 class Shrunk(NamedTuple):
@@ -271,8 +267,8 @@ class _Cut:
             for name, layer in named_modules_of(net, SlimAttention).items()
             if layer.num_heads < (count := layer.embed_dim // layer.head_dim)
         ]
-        for (name, reason), count in removal.stays.items():
-            self.notes.append(f"{count} units of '{name}' stay: {reason}.")
+        stays = removal.stays.items()
+        self.notes += [f"{count} units of '{name}' stay: {why}." for (name, why), count in stays]
         if back := len(self.removed) - len(self.gone):
             self.notes.append(f"{back} units stay to keep layers of equal width.")
         self.net = mask.recompose_layers(net)

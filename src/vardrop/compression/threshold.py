@@ -14,7 +14,6 @@ from vardrop._core.errors import VardropError
 from vardrop._core.progress import track
 from vardrop.compression.mask import rules, zero_pruned_weights
 from vardrop.compression.probes import Metric, score
-from vardrop.noisy import Relevance
 
 _SPARSEST = 1e-3  # the smallest fraction of weights that is tried
 
@@ -110,7 +109,14 @@ def choose_threshold(
     full = zero_pruned_weights(net, never)[0]
     reference = score(full, examples, metric)
     curve = []
-    candidates = _candidates(list(rules(net, 0.0).values()), points)
+    # Candidates from the densest to the sparsest, which are scores of modules with one rule.
+    relevances = list(rules(net, 0.0).values())
+    scores = torch.cat([r.score.detach().flatten().double() for r in relevances])
+    ordered = scores.sort(descending=relevances[0].keep_above).values
+    ordered = ordered[ordered.isfinite()]
+    fractions = torch.logspace(0, math.log10(_SPARSEST), points, dtype=torch.float64)
+    counts = (fractions * len(scores)).long().clamp(0, len(ordered) - 1)
+    candidates = dict.fromkeys(ordered[counts].tolist())
     for threshold in track(candidates, "choose_threshold", progress=progress):
         masks = [r.kept for r in rules(net, threshold).values()]
         share = sum(int((~k).sum()) for k in masks) / sum(k.numel() for k in masks)
@@ -127,13 +133,3 @@ def choose_threshold(
             "Loosen the budget, or train longer."
         )
     return Threshold(met[0].threshold, reference, tuple(curve))
-
-
-def _candidates(relevances: list[Relevance], points: int) -> list[float]:
-    """Thresholds from the densest to the sparsest, which are scores of modules with one rule."""
-    scores = torch.cat([r.score.detach().flatten().double() for r in relevances])
-    ordered = scores.sort(descending=relevances[0].keep_above).values
-    ordered = ordered[ordered.isfinite()]
-    fractions = torch.logspace(0, math.log10(_SPARSEST), points, dtype=torch.float64)
-    counts = (fractions * len(scores)).long().clamp(0, len(ordered) - 1).tolist()
-    return list(dict.fromkeys(float(ordered[k]) for k in counts))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import hooks
-from vardrop.compression.layer_views import AffineView, affine_layers, unit_modules
+from vardrop.compression.layer_views import affine_layers, unit_modules
 from vardrop.compression.probes import Inputs
 from vardrop.compression.trace_units import (
     TO_THE_OUTPUT,
@@ -224,7 +224,8 @@ class _Cost:
             if view.bias is not None:
                 entries.append((no_gate, outputs[name], 0, view.bias.nbytes))
         for name, module in unit_modules(net).items():
-            entries += [(no_gate, outputs[name], 0, t.nbytes) for _, t in module.tensors()]
+            tensors = module.tensors().values()
+            entries += [(no_gate, outputs[name], 0, tensor.nbytes) for tensor in tensors]
         self._inputs, self._outputs, macs, stored = zip(*entries, strict=True)
         sizes = [max(1, len(i) * len(o)) for i, o, _, _ in entries]
         prices = torch.tensor([macs, stored], dtype=torch.float64) / torch.tensor(sizes)
@@ -248,10 +249,23 @@ class _Cost:
 def _join_tied(net: nn.Module, traced: Sequence[Unit]) -> list[tuple[Unit, ...]]:
     """Join units so that all groups of a layer keep equally many units.
 
-    The parts of a recurrent layer that have one size keep equally many outputs.
+    The parts of a recurrent layer that have one size keep equally many outputs. Units of grouped
+    layers that read the input of the model have to stay.
     """
-    layers = affine_layers(net)
-    units = _with_fixed_groups(layers, traced)
+    layers, why = affine_layers(net), "its groups read the input of the model"
+    depthwise = {name for name, view in layers.items() if view.is_depthwise}
+    inner = (u for u in traced if any(name not in depthwise for name, _ in u.emitters))
+    sources = {place for unit in inner for place in unit.readers}
+    stay = {
+        (name, i)
+        for name, view in layers.items()
+        if view.groups > 1 and not all((name, i) in sources for i in range(view.inputs))
+        for i in range(view.outputs)
+    }
+    units = [
+        dataclasses.replace(u, reason=u.reason or why) if stay.intersection(u.emitters) else u
+        for u in traced
+    ]
     reads = {place: unit for unit in units for place in unit.readers}
     emits = {place: unit for unit in units for place in unit.emitters}
     sets = DisjointSets[Unit]()
@@ -270,23 +284,6 @@ def _join_tied(net: nn.Module, traced: Sequence[Unit]) -> list[tuple[Unit, ...]]
     for unit in units:
         joined[sets.root(unit)].append(unit)
     return [tuple(members) for members in joined.values()]
-
-
-def _with_fixed_groups(layers: dict[str, AffineView], units: Sequence[Unit]) -> list[Unit]:
-    """Units of grouped layers that read the input of the model have to stay."""
-    depthwise = {name for name, view in layers.items() if view.is_depthwise}
-    fed = {p for u in units if any(n not in depthwise for n, _ in u.emitters) for p in u.readers}
-    stay = {
-        (name, i)
-        for name, view in layers.items()
-        if view.groups > 1 and not all((name, i) in fed for i in range(view.inputs))
-        for i in range(view.outputs)
-    }
-    why = "its groups read the input of the model"
-    return [
-        dataclasses.replace(u, reason=u.reason or why) if stay.intersection(u.emitters) else u
-        for u in units
-    ]
 
 
 def _notes(sets: list[tuple[Unit, ...]]) -> tuple[str, ...]:

@@ -148,7 +148,18 @@ def slim(
     Gates: Louizos, Welling & Kingma 2018, eq. 10 to 13; the constraint: Gallego-Posada et al. 2022,
     "Controlled sparsity via constrained optimization".
     """
-    kind, limit = _choose_budget(macs=macs, latency=latency, bytes=bytes, max_drop=max_drop)
+    budgets = {"macs": macs, "latency": latency, "bytes": bytes, "max_drop": max_drop}
+    chosen = {name: limit for name, limit in budgets.items() if limit is not None}
+    if len(chosen) != 1:
+        raise VardropError(
+            f"Expected one of {', '.join(f'`{n}`' for n in budgets)}, but got "
+            f"{', '.join(chosen) or 'none'}. Try macs=0.5."
+        )
+    ((kind, limit),) = chosen.items()
+    if kind == "max_drop":
+        check_number(kind, limit, at_least=0)
+    else:
+        check_number(kind, limit, above=0, below=1, remedy="It is the fraction to keep.")
     for name, number in (("epochs", epochs), ("multiple", multiple)):
         if number is not None:
             check_integer(name, number)
@@ -167,22 +178,6 @@ def slim(
         small = slimming.find_smallest(limit) if is_drop else slimming.train_to(kind, limit)
         timed = ("torch", *((runtime,) if kind == "latency" else ()), *runtimes)
         return slimming.report(small, kind, limit, tuple(dict.fromkeys(timed)))
-
-
-def _choose_budget(**budgets: float | None) -> tuple[str, float]:
-    """The name and the value of the one budget that is not None."""
-    chosen = {name: limit for name, limit in budgets.items() if limit is not None}
-    if len(chosen) != 1:
-        raise VardropError(
-            f"Expected one of {', '.join(f'`{n}`' for n in budgets)}, but got "
-            f"{', '.join(chosen) or 'none'}. Try macs=0.5."
-        )
-    ((kind, limit),) = chosen.items()
-    if kind == "max_drop":
-        check_number(kind, limit, at_least=0)
-    else:
-        check_number(kind, limit, above=0, below=1, remedy="It is the fraction to keep.")
-    return kind, float(limit)
 
 
 def _make_source(data: LabelledData, device: torch.device) -> BatchSource:

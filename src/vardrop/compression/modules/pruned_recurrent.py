@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
@@ -35,7 +36,7 @@ class Unrolled(nn.Module):
 
     def __init__(self, layer: nn.RNNBase) -> None:
         super().__init__()
-        self.kind, self.mode = type(layer), layer.mode
+        self.make, self.mode = recurrent_like(layer), layer.mode
         self.dropout, self.batch_first = layer.dropout, layer.batch_first
         self.bidirectional, self.num_layers = layer.bidirectional, layer.num_layers
         self.proj_size = layer.proj_size
@@ -52,7 +53,7 @@ class Unrolled(nn.Module):
         """Torch's layer with these weights."""
         parts = {n: part for n, part in self.named_children() if isinstance(part, nn.Linear)}
         first, bias = parts["ih_l0"], any(part.bias is not None for part in parts.values())
-        layer = resize_recurrent(self, first.in_features, self.hidden_size, bias)
+        layer = self.make(first.in_features, self.hidden_size, bias=bias)
         for name, part in parts.items():
             setattr(layer, f"weight_{name}", part.weight)
             if hasattr(layer, f"bias_{name}"):
@@ -76,17 +77,14 @@ class Unrolled(nn.Module):
         return self.get_parameter(last).shape[1]
 
 
-def resize_recurrent(
-    like: nn.RNNBase | Unrolled, input_size: int, hidden_size: int, bias: bool
-) -> nn.RNNBase:
-    """A recurrent layer of torch with other sizes, and its tensors on the meta device.
+def recurrent_like(layer: nn.RNNBase) -> Callable[..., nn.RNNBase]:
+    """A constructor of layers with the options of a recurrent layer, on the meta device.
 
-    `like` is a recurrent layer or an unrolled one.
+    It takes the input size, the hidden size and `bias`.
     """
-    kind: Callable[..., nn.RNNBase] = like.kind if isinstance(like, Unrolled) else type(like)
-    options: dict[str, float | str] = {"proj_size": like.proj_size} if like.mode == "LSTM" else {}
-    if like.mode.startswith("RNN"):
-        options = {"nonlinearity": like.mode.removeprefix("RNN_").lower()}
-    for name in ("num_layers", "batch_first", "dropout", "bidirectional"):
-        options[name] = getattr(like, name)
-    return kind(input_size, hidden_size, bias=bias, device="meta", **options)
+    names = ["num_layers", "batch_first", "dropout", "bidirectional"]
+    if layer.mode.startswith("RNN"):
+        names.append("nonlinearity")
+    elif layer.mode == "LSTM":
+        names.append("proj_size")
+    return partial(type(layer), device="meta", **{name: getattr(layer, name) for name in names})
