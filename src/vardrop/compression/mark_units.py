@@ -9,20 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from vardrop._core.calls import tensors_in
 from vardrop._core.modules import hooks
 from vardrop._core.torch_private import PlainAttention, own_tensors
-from vardrop.compression.layer_views import (
-    AffineView,
-    Units,
-    affine_layers,
-    bare_units,
-    join_name,
-    layout_of,
-    unit_modules,
-)
+from vardrop.compression import layer_views
 from vardrop.compression.probes import Inputs, run
 
 # Marked units by role and module. Readers and carriers distinguish units. A module that takes all
@@ -36,29 +27,32 @@ class Tracer:
 
     def __init__(self, net: nn.Module, inputs: Inputs, advance: Callable[[], None]) -> None:
         self.net, self.inputs, self.advance = net, inputs, advance
-        self.layers, modules = affine_layers(net), unit_modules(net)
+        self.layers, modules = layer_views.affine_layers(net), layer_views.unit_modules(net)
         self.carriers = {n: u for n, u in modules.items() if not u.layout.emits and u.outputs > 1}
-        bare = bare_units(net)
+        bare = layer_views.bare_units(net)
         tables = {n: u for n, u in modules.items() if u.layout.emits and n not in bare}
-        self.emitters: dict[str, AffineView | Units] = {**self.layers, **tables}
+        self.emitters: dict[str, layer_views.AffineView | layer_views.Units] = {
+            **self.layers,
+            **tables,
+        }
         self.whole = {  # modules with tensors of an unknown layout
             name: module
             for name, module in net.named_modules()
             if any(own_tensors(module))
-            and all(layout_of(part) is None for part in module.modules())
+            and all(layer_views.layout_of(part) is None for part in module.modules())
         }
         verdicts = {n: list[bool]() for n, m in self.whole.items() if not list(m.children())}
         pairs = ((self.whole[name], partial(_compare, calls)) for name, calls in verdicts.items())
         with hooks(*(module.register_forward_hook(hook) for module, hook in pairs)):
             run(net, inputs)
-        for name, calls in verdicts.items():
-            if calls and all(calls):
-                del self.whole[name]  # it treats every unit separately, such as a `LayerScale`
+        # Some treat every unit separately, such as a `LayerScale`.
+        separate = {name for name, calls in verdicts.items() if calls and all(calls)}
+        self.whole = {name: m for name, m in self.whole.items() if name not in separate}
         # The remaining tensors of no layer by name, and their views by name and axis.
         self.other = {
-            join_name(name, key): tensor
+            layer_views.join_name(name, key): tensor
             for name, module in net.named_modules()
-            if layout_of(module) is None and name not in self.whole
+            if layer_views.layout_of(module) is None and name not in self.whole
             for key, tensor in own_tensors(module)
             if tensor.is_floating_point() and tensor.numel() > 1
         }
@@ -77,14 +71,13 @@ class Tracer:
         entry of `tensors` is marked, too.
         """
         marks: Marks = {}
-        handles: list[RemovableHandle] = []
+        handles = [module.register_forward_hook(_keep_in_place) for module in self.whole.values()]
         for name, whole in self.whole.items():
-            note = partial(_note_whole, ("whole", name), marks, until_whole)
-            handles.append(whole.register_forward_pre_hook(note))
-            handles.append(whole.register_forward_hook(_keep_in_place))
+            note_whole = partial(_note_whole, ("whole", name), marks, until_whole)
+            handles.append(whole.register_forward_pre_hook(note_whole))
         for name in self.emitters.keys() & sources.keys():
-            hook = partial(_mark, sources[name], self.emitters[name].axis)
-            handles.append(self.emitters[name].layer.register_forward_hook(hook))
+            mark = partial(_mark, sources[name], self.emitters[name].axis)
+            handles.append(self.emitters[name].layer.register_forward_hook(mark))
         for role, modules in (("carriers", self.carriers), ("readers", self.layers)):
             for name, module in modules.items():
                 note = partial(_note, (role, name), module.axis, marks, role == "readers")
@@ -140,11 +133,9 @@ class Tracer:
                 widths = [t.shape[-1] for t in self.whole[target].parameters() if t.dim()]
                 if max(widths, default=sys.maxsize) < self.units[name]:
                     norms_of_heads.append(target)
-        if not norms_of_heads:
-            return targets
-        for target in norms_of_heads:  # marks spread within a head
-            del self.whole[target]
-        return self.layers_before_whole()
+        # Marks spread within a head.
+        self.whole = {name: m for name, m in self.whole.items() if name not in norms_of_heads}
+        return self.layers_before_whole() if norms_of_heads else targets
 
     def number_blocks(self, layers: dict[str, Marks]) -> dict[str, tuple[Numbers, Tensor]]:
         """Number the units of layers that mix only within blocks of one size.

@@ -118,7 +118,20 @@ def pack(
         standard_deviations = plan.standard_deviations if plan else {}
     steps = _grid_steps(net, standard_deviations, tolerance)
     raw, per_weight = _to_bytes(net, steps)
-    _compare(net, _from_bytes(raw, str(path), net), steps)
+    decoded = _from_bytes(raw, str(path), net).state_dict()
+    for name, original in net.state_dict().items():
+        tensor, back = original.detach().cpu(), decoded[name].cpu()
+        same = tensor.dtype == back.dtype and torch.equal(_raw(tensor), _raw(back))
+        if name in steps:
+            off = (tensor.double() - back.double()).abs()
+            # Half a step, and the rounding of the tensor's precision.
+            allowed = 0.5 * steps[name] + torch.finfo(tensor.dtype).eps * tensor.double().abs()
+            same = bool((off <= 1.001 * allowed).all())
+        if not same:
+            raise VardropError(
+                f"Expected '{name}' to be the same after decoding, but got other numbers. "
+                "Nothing was written."
+            )
     size = plan.total("bytes")[0] if plan else sum(4 * p.numel() for p in net.parameters())
     write_atomically(target, raw)
     return PackReport(len(raw), size, per_weight)
@@ -187,25 +200,6 @@ def _sort_tensors(net: nn.Module) -> dict[str, Tensor]:
         order = (False, "bias" in key, key) if name in parameters else (True, "bias" in key, "")
         positions[name] = (owners.index(owner), *order)
     return {name: tensors[name] for name in sorted(tensors, key=positions.__getitem__)}
-
-
-def _compare(net: nn.Module, decoded: nn.Module, steps: dict[str, float]) -> None:
-    """Raise an error if a decoded tensor differs by more than half a step."""
-    tensors = decoded.state_dict()
-    for name, original in net.state_dict().items():
-        tensor, back = original.detach().cpu(), tensors[name].cpu()
-        if name in steps:
-            off = (tensor.double() - back.double()).abs()
-            # Half a step, and the rounding of the tensor's precision.
-            allowed = 0.5 * steps[name] + torch.finfo(tensor.dtype).eps * tensor.double().abs()
-            same = bool((off <= 1.001 * allowed).all())
-        else:
-            same = tensor.dtype == back.dtype and torch.equal(_raw(tensor), _raw(back))
-        if not same:
-            raise VardropError(
-                f"Expected '{name}' to be the same after decoding, but got other numbers. "
-                "Nothing was written."
-            )
 
 
 def _raw(tensor: Tensor) -> Tensor:

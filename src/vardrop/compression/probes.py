@@ -13,17 +13,7 @@ from typing import Any, SupportsFloat
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import (
-    Batch,
-    LabelledData,
-    call_net,
-    clone_batch,
-    labelled_batches,
-    map_tensors,
-    output_tensor,
-    plain_batch,
-    tensors_in,
-)
+from vardrop._core import calls
 from vardrop._core.checks import check_net, describe_value
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError, report_arguments, report_errors
@@ -49,9 +39,9 @@ _TOLERANCE = 1e-5  # relative to the largest output
 _SCALES = (0.01, 1.0, 1.0, 10.0, 100.0)  # of random inputs
 
 
-def to_arguments(example_input: Batch) -> Inputs:
+def to_arguments(x: calls.Batch) -> Inputs:
     """The arguments of a model: a tuple unchanged, and any other input as the only argument."""
-    return example_input if isinstance(example_input, tuple) else (plain_batch(example_input),)
+    return x if isinstance(x, tuple) else (calls.plain_batch(x),)
 
 
 def check_plain(net: nn.Module) -> None:
@@ -67,7 +57,7 @@ def check_plain(net: nn.Module) -> None:
 
 def check_runs(net: nn.Module, inputs: Inputs) -> None:
     """Raise an error if an example is empty or not finite, or if the model does not take it."""
-    tensors = tensors_in(inputs)
+    tensors = calls.tensors_in(inputs)
     if not tensors or any(t.numel() == 0 for t in tensors):
         raise VardropError(
             "Expected `example_input` to be a tensor, or a tuple or dictionary of arguments, with "
@@ -90,20 +80,20 @@ def check_runs(net: nn.Module, inputs: Inputs) -> None:
 def run(net: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The tensors that a model returns in evaluation mode."""
     with torch.no_grad(), evaluating(net):
-        return tensors_in(call_net(net, clone_batch(inputs)))
+        return calls.tensors_in(calls.call_net(net, calls.clone_batch(inputs)))
 
 
-def outputs(net: nn.Module, data: LabelledData, name: str = "data") -> tuple[Tensor, Tensor]:
+def outputs(net: nn.Module, data: calls.LabelledData, name: str = "data") -> tuple[Tensor, Tensor]:
     """All outputs of a model in evaluation mode, and the targets."""
     check_net(net)
-    examples = list(labelled_batches(data, name))
+    examples = list(calls.labelled_batches(data, name))
     with torch.no_grad(), evaluating(net):
-        batches = (clone_batch(to_arguments(x)) for x, _ in examples)
-        predictions = torch.cat([output_tensor(call_net(net, batch)) for batch in batches])
-    return predictions, torch.cat([y for _, y in examples])
+        batches = (calls.clone_batch(to_arguments(x)) for x, _ in examples)
+        predictions = [calls.output_tensor(calls.call_net(net, batch)) for batch in batches]
+    return torch.cat(predictions), torch.cat([y for _, y in examples])
 
 
-def score(net: nn.Module, data: LabelledData, metric: Metric) -> float:
+def score(net: nn.Module, data: calls.LabelledData, metric: Metric) -> float:
     """The metric of a model's outputs and the targets."""
     with report_arguments("data", "metric"):
         returned = metric(*outputs(net, data))
@@ -147,7 +137,7 @@ class Probes:
         self.expected = [(example, run(net, example))]
         generator = torch.Generator().manual_seed(0)
         for scale in _SCALES:
-            probe = map_tensors(partial(_draw_like, scale, generator), example)
+            probe = calls.map_tensors(partial(_draw_like, scale, generator), example)
             with suppress(*CODE_ERRORS):  # some models take no other integers
                 self.expected.append((probe, run(net, probe)))
 
@@ -164,7 +154,7 @@ class Probes:
             with suppress(*CODE_ERRORS):  # a model that does not run is not equal
                 far = [x for x, expected in self.expected if not _close(expected, run(other, x))]
                 nets = [copy.deepcopy(net).double() for net in (self.net, other) if far]
-                wide = map_tensors(lambda t: t.double() if t.is_floating_point() else t, far)
+                wide = calls.map_tensors(lambda t: t.double() if t.is_floating_point() else t, far)
                 if all(_close(*(run(net, x) for net in nets)) for x in wide):
                     return True
         return False
@@ -181,7 +171,7 @@ class Probes:
         if not count:
             return "Equal on the example only: the model takes no random input of its shape."
         text = f"of scale {min(_SCALES):g} to {max(_SCALES):g}"
-        ranges = [_range(t) for t in tensors_in(self.example) if not t.is_floating_point()]
+        ranges = [_range(t) for t in calls.tensors_in(self.example) if not t.is_floating_point()]
         if ranges:
             lows, highs = zip(*ranges, strict=True)
             text += f", integers from {min(lows)} to {max(highs)}"

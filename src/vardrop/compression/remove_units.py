@@ -144,9 +144,9 @@ def data_flow(net: nn.Module, inputs: Inputs) -> dict[str, list[Tensor]]:
         arrival = _drop_bias(view.layer, view.weight.ne(0).to(view.weight.dtype))
         hook = partial(mode.pause, _pass_on, arrival, seen.setdefault(name, []))
         handles.append(view.layer.register_forward_hook(hook))
-    for module in net.modules():
-        if (flow := _FLOW.get(type(module))) is not None:
-            handles.append(module.register_forward_hook(partial(mode.pause, flow)))
+    for module in (module for module in net.modules() if type(module) in _FLOW):
+        hook = partial(mode.pause, _FLOW[type(module)])
+        handles.append(module.register_forward_hook(hook))
     with hooks(*handles), PlainAttention(), mode:
         run(net, marked)
     return seen
@@ -172,16 +172,14 @@ class Removal:
         while True:  # without a removed unit, earlier units may have no readers
             for name, seen in flow.items():
                 view = self.layers[name]
-                marked = [s.isnan().movedim(view.axis, 0).flatten(1).any(1) for s in seen]
-                never = torch.ones(1, view.inputs, dtype=torch.bool)
-                self._constant[name] = ~(torch.stack(marked) if marked else never).any(0).cpu()
                 self._unread[name] = view.unread().cpu()
-                if seen:
-                    is_one_shape = len(seen) > 1 and len({s.shape for s in seen}) == 1
-                    self._flow[name] = torch.stack(seen) if is_one_shape else seen[0]
-            for name, view in self.layers.items():
-                if type(view.layer) is Recurring:
-                    self._find_unread_states(name, waiting)
+                self._constant[name] = torch.zeros(view.inputs, dtype=torch.bool)
+                if seen:  # other layers that run several times stay whole
+                    self._flow[name] = torch.cat(seen) if type(view.layer) is Recurring else seen[0]
+                    marked = [s.isnan().movedim(view.axis, 0).flatten(1).any(1) for s in seen]
+                    self._constant[name] = ~torch.stack(marked).any(0).cpu()
+            for name in (n for n, v in self.layers.items() if type(v.layer) is Recurring):
+                self._find_unread_states(name, waiting)
             self.stays.clear()
             start = len(self.removed)
             waiting = [unit for unit in waiting if not self._remove(unit)]
@@ -198,13 +196,14 @@ class Removal:
     def _find_unread_states(self, name: str, waiting: list[Unit]) -> None:
         """Count units of a state as unread if only such units read them."""
         weight = self.layers[name].weight.ne(0)
-        dead = []
-        for unit in waiting:
-            readers = self._readers(unit)
-            is_fed = any(n == name for n, _ in unit.emitters)
-            others = (self._unread[n][at] for n, at in readers.items() if n != name)
-            if unit.reason is None and is_fed and name in readers and all(o.all() for o in others):
-                dead.append((unit, readers[name]))
+        pairs = ((unit, self._readers(unit)) for unit in waiting if unit.reason is None)
+        dead = [
+            (unit, readers[name])
+            for unit, readers in pairs
+            if name in readers
+            and any(emitter == name for emitter, _ in unit.emitters)
+            and all(bool(self._unread[n][at].all()) for n, at in readers.items() if n != name)
+        ]
         size = -1
         while len(dead) != size:  # without a unit of the state, others may be read
             size = len(dead)

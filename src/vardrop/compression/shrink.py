@@ -20,12 +20,7 @@ from vardrop._core.modules import parameter_owners
 from vardrop._core.progress import ProgressLine
 from vardrop.compression import mask
 from vardrop.compression.costs import LayerCost, layer_costs
-from vardrop.compression.layer_views import (
-    affine_layers,
-    join_name,
-    replace_module,
-    replace_tensor,
-)
+from vardrop.compression.layer_views import affine_layers, join_name, replace_module, replace_tensor
 from vardrop.compression.mask import Thresholds, zero_pruned_weights
 from vardrop.compression.modules.pruned_attention import SlimAttention
 from vardrop.compression.modules.select import Select

@@ -76,12 +76,11 @@ def trace_units(
     They depend on the architecture and on the example, not on the weights. `advance` is called
     after every pass.
     """
-    for name, module in net.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise VardropError(
-                f"TorchScript is not supported by shrink and slim (module '{name or '(net)'}'). "
-                "Pass the Python model that it was made from."
-            )
+    if scripts := list(named_modules_of(net, torch.jit.ScriptModule)):
+        raise VardropError(
+            f"TorchScript is not supported by shrink and slim (module '{scripts[0] or '(net)'}'). "
+            "Pass the Python model that it was made from."
+        )
     counted = CountedPass(net, example)
     layers, owners, fixed = affine_layers(net), parameter_owners(net), {}
     for name, module in net.named_modules():
@@ -89,10 +88,12 @@ def trace_units(
             fixed[name] = f"'{name}' runs {counted.calls[name]} times"
         elif layout_of(module) and any(owners[id(p)] > 1 for p in module.parameters()):
             fixed[name] = f"'{name}' shares its weights"
-    for name, layer in named_modules_of(net, Unrolled).items():
-        if layer.proj_size:  # torch ties the sizes of its parts
-            parts = (join_name(name, part) for part, _ in layer.named_children())
-            fixed |= dict.fromkeys(parts, f"'{name}' projects its state")
+    fixed |= {
+        join_name(name, part): f"'{name}' projects its state"
+        for name, layer in named_modules_of(net, Unrolled).items()
+        if layer.proj_size  # torch ties the sizes of its parts
+        for part, _ in layer.named_children()
+    }
     try:
         units = _Coupling(Tracer(net, example, advance), fixed).units()
     except CODE_ERRORS as failure:  # the model's code raises an error for NaN
@@ -243,28 +244,24 @@ class _Coupling(DisjointSets[_Node]):
 
         A unit reaches all of them, or one or none of another place.
         """
-        if not all(node in self for node in _nodes(marks)):
-            return False
-        last = self.tracer.units[name] - 1
-        for unit in {0, last // 2, last}:
-            reached = self.tracer.follow({name: torch.arange(last + 1) == unit})
-            counts = ((int(m.sum()), int(marks[p].sum())) for p, m in reached.items() if p in marks)
-            if any(count not in (1, every) for count, every in counts):
-                return False
-        return True
+        units, places = torch.arange(self.tracer.units[name]), marks.keys()
+        probes = {0, (len(units) - 1) // 2, len(units) - 1}
+        passes = (self.tracer.follow({name: units == unit}) for unit in probes)
+        pairs = ((reached[p], marks[p]) for reached in passes for p in places & reached.keys())
+        return all(node in self for node in _nodes(marks)) and all(
+            int(mask.sum()) in (1, int(every.sum())) for mask, every in pairs
+        )
 
     def _obstacle(self, name: str, marks: Marks, mixed: bool = False) -> str | None:
         """Why the units of a layer have to stay, or None if they can be removed.
 
         If they are `mixed` with others, it is not yet clear where they end.
         """
-        for role, target in marks:
-            if role == "whole":
-                return self.whole[target]
+        reasons = [self.whole[target] for role, target in marks if role == "whole"]
         touched = (name, *(target for _, target in marks))
-        fixed = next((self.fixed[t] for t in touched if t in self.fixed), None)
-        if fixed is not None or mixed:
-            return fixed
+        reasons += [self.fixed[target] for target in touched if target in self.fixed]
+        if reasons or mixed:
+            return reasons[0] if reasons else None
         if ("output", "") in marks:
             return TO_THE_OUTPUT
         return None if any(role == "readers" for role, _ in marks) else "no layer reads it"

@@ -191,8 +191,8 @@ def save_pretrained(model: Any, path: str | os.PathLike[str], **options: object)
     (True, True)
     """
     if not is_adapted(model):
-        remedy = "Save other nets with vardrop.save_noisy."
-        check_type("model", model, PreTrainedModel, "a model of transformers or PEFT", remedy)
+        what = "a model of transformers or PEFT"
+        check_type("model", model, PreTrainedModel, what, "Save others with vardrop.save_noisy.")
     noisy_modules(model)  # raises if there are none
     model.save_pretrained(path, state_dict=means(model, model.state_dict()), **options)
     write_noise(model, path)

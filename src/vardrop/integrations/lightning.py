@@ -81,15 +81,13 @@ class LightningELBO(LightningModule):
 
     def validation_step(self, batch: LabelledBatch, batch_idx: int) -> None:
         """The NLL of a batch without noise."""
-        self._log_nll("val_nll", *batch[:2])
+        nll = self.elbo(*batch[:2]).nll  # in evaluation mode
+        self.log("val_nll", nll, batch_size=len(batch[1]), sync_dist=True, prog_bar=True)
 
     def test_step(self, batch: LabelledBatch, batch_idx: int) -> None:
         """The NLL of a batch without noise."""
-        self._log_nll("test_nll", *batch[:2])
-
-    def _log_nll(self, name: str, x: Batch, y: Tensor) -> None:
-        nll = self.elbo(x, y).nll  # in evaluation mode
-        self.log(name, nll, batch_size=len(y), sync_dist=True, prog_bar=True)
+        nll = self.elbo(*batch[:2]).nll
+        self.log("test_nll", nll, batch_size=len(batch[1]), sync_dist=True, prog_bar=True)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """The probabilities or means of a batch, and their uncertainty.

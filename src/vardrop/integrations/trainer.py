@@ -8,7 +8,7 @@ import_optional("transformers", "huggingface")
 
 import math
 from collections.abc import Callable, Mapping, Sized
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -72,14 +72,15 @@ class ELBOTrainer(Trainer):
         super().__init__(*args, **options)
         noisy_modules(self.model)  # raises if there are none
         if self.compute_loss_func is not None or self.label_smoother is not None:
-            has_function = self.compute_loss_func is not None
-            name = "compute_loss_func" if has_function else "label_smoothing_factor"
+            name = "compute_loss_func" if self.compute_loss_func else "label_smoothing_factor"
             raise VardropError(
                 f"Expected no `{name}`, but got one: the loss is the ELBO. Pass a custom "
                 "`likelihood`, a function of output and labels."
             )
         self.model_accepts_loss_kwargs = False
-        if likelihood is None and _is_regression(self.model):
+        problem, labels = (_config(self.model, name) for name in ("problem_type", "num_labels"))
+        has_value = labels == 1 and not _generates(self.model)
+        if likelihood is None and (has_value if problem is None else problem == "regression"):
             likelihood = Gaussian(learned=True)
         self.likelihood: Any = likelihood
         if isinstance(likelihood, nn.Module):
@@ -128,20 +129,17 @@ class ELBOTrainer(Trainer):
             return tensor.squeeze(-1) if has_one and tensor.shape == (*labels.shape, 1) else tensor
 
         elbo.output = select
-        with self._process_noise() if model.training else nullcontext():
+        # The Trainer seeds all processes equally. Processes with their own batches differ in noise.
+        mesh = self.accelerator.torch_device_mesh
+        names = () if mesh is None else mesh.mesh_dim_names or ()
+        same = math.prod(mesh[name].size() for name in ("tp", "cp") if name in names)
+        place = self.args.process_index // same, self.args.world_size // same
+        with process_noise(*place, self.args.device) if model.training else nullcontext():
             parts = elbo(batch, labels[:, 1:] if self._next else labels)
         if model.training:
             self._parts = {"nll": parts.nll.detach(), "kl": parts.kl.detach()}
         loss = parts.loss if model.training else parts.nll
         return (loss, returned[-1]) if return_outputs else loss
-
-    def _process_noise(self) -> AbstractContextManager[None]:
-        """Different noise in every process with its own batches: the Trainer seeds them equally."""
-        mesh = self.accelerator.torch_device_mesh
-        names = () if mesh is None else mesh.mesh_dim_names or ()
-        same = math.prod(mesh[name].size() for name in ("tp", "cp") if name in names)
-        count = self.args.world_size // same
-        return process_noise(self.args.process_index // same, count, self.args.device)
 
     def _elbo(self, model: nn.Module, labels: Tensor) -> ELBO:
         """The objective of the model with its current wrapper."""
@@ -283,13 +281,6 @@ def _config(model: nn.Module, name: str) -> Any:
 def _generates(model: nn.Module) -> bool:
     """Whether a model is a language model, for which `num_labels` has no meaning."""
     return bool(getattr(model, "can_generate", bool)())
-
-
-def _is_regression(model: nn.Module) -> bool:
-    """Whether the Trainer would treat the labels of a model as numbers."""
-    if (problem := _config(model, "problem_type")) is not None:
-        return bool(problem == "regression")
-    return _config(model, "num_labels") == 1 and not _generates(model)
 
 
 def _add_decoder_inputs(

@@ -20,23 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vardrop._core.calls import (
-    LabelledData,
-    call_net,
-    clone_batch,
-    labelled_batches,
-    map_tensors,
-    output_tensor,
-    slice_batch,
-    tensors_in,
-)
-from vardrop._core.checks import (
-    check_choice,
-    check_integer,
-    check_number,
-    check_type,
-    describe_value,
-)
+from vardrop._core import calls, checks
 from vardrop._core.errors import VardropError, report_arguments
 from vardrop._core.rng import preserve_rng
 from vardrop.compression import Shrunk, probes, shrink
@@ -68,8 +52,8 @@ _Measure = Callable[[Tensor], float]  # of a mask of gates
 
 def slim(
     net: nn.Module,
-    data: LabelledData,
-    validation: LabelledData,
+    data: calls.LabelledData,
+    validation: calls.LabelledData,
     *,
     macs: float | None = None,
     latency: float | None = None,
@@ -157,20 +141,17 @@ def slim(
         )
     ((kind, limit),) = chosen.items()
     if kind == "max_drop":
-        check_number(kind, limit, at_least=0)
+        checks.check_number(kind, limit, at_least=0)
     else:
-        check_number(kind, limit, above=0, below=1, remedy="It is the fraction to keep.")
-    for name, number in (("epochs", epochs), ("multiple", multiple)):
-        if number is not None:
-            check_integer(name, number)
-    check_number("lr", lr, above=0)
-    check_integer("seed", seed, at_least=0)
-    if loss is not None and not callable(loss):
-        raise VardropError(f"Expected `loss` to be a function, but got {describe_value(loss)}.")
-    check_choice("runtime", runtime, RUNTIMES)
-    check_type("runtimes", runtimes, Sequence, "a list of runtimes")
+        checks.check_number(kind, limit, above=0, below=1, remedy="It is the fraction to keep.")
+    checks.check_integer("epochs", 1 if epochs is None else epochs)
+    checks.check_integer("multiple", 1 if multiple is None else multiple)
+    checks.check_number("lr", lr, above=0)
+    checks.check_integer("seed", seed, at_least=0)
+    checks.check_choice("runtime", runtime, RUNTIMES)
+    checks.check_type("runtimes", runtimes, Sequence, "a list of runtimes")
     for other in runtimes:
-        check_choice("runtimes", other, RUNTIMES)
+        checks.check_choice("runtimes", other, RUNTIMES)
     probes.check_plain(net)
     slimming = _Slimming(net, data, validation, epochs, lr, loss, multiple, seed, runtime, progress)
     with torch.inference_mode(mode=False), preserve_rng(slimming.device, seed):
@@ -180,7 +161,7 @@ def slim(
         return slimming.report(small, kind, limit, tuple(dict.fromkeys(timed)))
 
 
-def _make_source(data: LabelledData, device: torch.device) -> BatchSource:
+def _make_source(data: calls.LabelledData, device: torch.device) -> BatchSource:
     """Batches of the training data. Of two tensors, examples that fill no batch are left out."""
     x, y = data if isinstance(data, tuple) and len(data) == 2 else (None, None)
     if isinstance(x, Tensor) and isinstance(y, Tensor):
@@ -236,8 +217,8 @@ class _Slimming:
     """A model, its data and its training to a budget. The fields are the arguments of `slim`."""
 
     net: nn.Module
-    train: LabelledData
-    held_out: LabelledData
+    train: calls.LabelledData
+    held_out: calls.LabelledData
     epochs: int | None
     lr: float
     loss: Loss | None
@@ -256,11 +237,11 @@ class _Slimming:
         self.device = parameters[0].device
         self.source = _make_source(self.train, self.device)
         self.generator = torch.Generator().manual_seed(self.seed)
-        held_out = list(labelled_batches(self.held_out, "validation"))
-        self.validation = map_tensors(lambda t: t.to(self.device), held_out)
+        held_out = list(calls.labelled_batches(self.held_out, "validation"))
+        self.validation = calls.map_tensors(lambda t: t.to(self.device), held_out)
         first = probes.to_arguments(self.validation[0][0])
-        self.timed = map_tensors(lambda t: t[:_TIMED_ROWS].clone() if t.dim() else t, first)
-        self.example = slice_batch(self.timed, 0, 1)
+        self.timed = calls.map_tensors(lambda t: t[:_TIMED_ROWS].clone() if t.dim() else t, first)
+        self.example = calls.slice_batch(self.timed, 0, 1)
         probes.check_runs(self.net, self.example)
         counted = self.source.steps or sum(1 for _ in self.source.batches(self.generator))
         self.num_epochs = self.epochs or max(5, math.ceil(_STEPS / counted))
@@ -315,7 +296,7 @@ class _Slimming:
             callbacks.append(price)
 
         def loss(batch: TrainBatch, at: Position) -> Tensor:
-            output = output_tensor(call_net(net, clone_batch(batch.x)))
+            output = calls.output_tensor(calls.call_net(net, calls.clone_batch(batch.x)))
             with report_arguments("loss", "data"):
                 task_loss = self.score.loss(output, batch.y)
             return task_loss if price is None else task_loss + price.penalty()
@@ -432,7 +413,7 @@ class _Slimming:
             )
             for name, net in nets.items()
         )
-        rows = next(len(t) for t in tensors_in(self.timed) if t.dim())
+        rows = next(len(t) for t in calls.tensors_in(self.timed) if t.dim())
         notes = (*small.plan.notes, *untimed)
         slimmed = Slimmed(
             small.net, before, after, self.score.name, small.plan, notes, rows, self.runtime

@@ -56,7 +56,7 @@ def make_score(net: nn.Module, data: LabelledData, loss: Loss | None) -> Score:
             hits = output.argmax(likelihood.class_axis) == target
             return float(hits[likelihood.valid_mask(target)].double().mean())
 
-        score = Score(loss or functional.cross_entropy, "accuracy", accuracy)
+        score = Score(functional.cross_entropy if loss is None else loss, "accuracy", accuracy)
     elif loss is not None:
         score = Score(loss, "loss", lambda o, y: float(loss(o, y)))
     elif is_class or output.shape != target.shape:
@@ -137,15 +137,16 @@ class Slimmed:
 
     def __str__(self) -> str:
         both = self.before, self.after
-        table = [["", "before", "after", "left"]]
-        table.append([f"{self.score} on validation data", *(f"{c.score:.4f}" for c in both), ""])
+        table = [
+            ["", "before", "after", "left"],
+            [f"{self.score} on validation data", *(f"{c.score:.4f}" for c in both), ""],
+        ]
         for name, unit in _UNITS.items():
             table.append([unit, *(f"{getattr(c, name):,}" for c in both), f"{self.left(name):.2f}"])
         for runtime in self.before.latency:
             times = (f"{1000 * c.latency[runtime]:.3f}" for c in both)
-            table.append(
-                [f"ms in {runtime}, {self.rows} rows", *times, f"{self.left(runtime):.2f}"]
-            )
+            label = f"ms in {runtime}, {self.rows} rows"
+            table.append([label, *times, f"{self.left(runtime):.2f}"])
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
             "  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]).rstrip()
