@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.errors import VardropError
 from vardrop._core.integrations import package_of
 from vardrop._core.torch_private import own_tensors
 from vardrop.compression.modules.pruned_recurrent import Recurring
@@ -137,21 +136,22 @@ class AffineView:
         self.axis = 1 - self.weight.dim() if len(sizes) == 3 else -1
         self.is_depthwise = self.groups == self.inputs == self.outputs > 1
 
-    def blocks(self, tensor: Tensor) -> Tensor:
-        """A view (groups, outputs / groups, inputs / groups, *kernel) of a tensor like W."""
-        inputs, outputs = self.inputs // self.groups, self.outputs // self.groups
+    def blocks(self) -> Tensor:
+        """A view (groups, outputs / groups, inputs / groups, *kernel) of the weight."""
+        sides = self.inputs // self.groups, self.outputs // self.groups
+        kernel = self.weight.shape[2:]
         if self.layout.transposed:
-            return tensor.view(self.groups, inputs, outputs, *tensor.shape[2:]).transpose(1, 2)
-        return tensor.view(self.groups, outputs, inputs, *tensor.shape[2:])
+            return self.weight.view(self.groups, *sides, *kernel).transpose(1, 2)
+        return self.weight.view(self.groups, *reversed(sides), *kernel)
 
     def scale_inputs(self, factors: Tensor) -> None:
         """Multiply the weights of each input by a number, in place."""
-        blocks = self.blocks(self.weight)
+        blocks = self.blocks()
         blocks.mul_(factors.view(self.groups, 1, -1, *(1 for _ in blocks.shape[3:])))
 
     def zero(self, inputs: Tensor, outputs: Tensor) -> None:
         """Zero the weights of these inputs and of these outputs, in place."""
-        blocks = self.blocks(self.weight)
+        blocks = self.blocks()
         columns, rows = self.inputs // self.groups, self.outputs // self.groups
         blocks[inputs // columns, :, inputs % columns] *= 0
         blocks[outputs // rows, outputs % rows] *= 0
@@ -168,19 +168,17 @@ class AffineView:
 
     def unread(self) -> Tensor:
         """For every input unit, whether no weight reads it."""
-        return ~self.blocks(self.weight).ne(0).transpose(1, 2).flatten(2).any(2).flatten()
+        return ~self.blocks().ne(0).transpose(1, 2).flatten(2).any(2).flatten()
 
     def resize(self, inputs: Tensor, outputs: Tensor) -> None:
-        """Cut the layer down to the inputs and outputs that are True, in place."""
+        """Cut the layer down to the inputs and outputs that are True, in place.
+
+        Its groups have to keep equally many of them.
+        """
         inputs, outputs = inputs.to(self.weight.device), outputs.to(self.weight.device)
         groups = inputs.view(self.groups, -1), outputs.view(self.groups, -1)
-        blocks = zip(self.blocks(self.weight), *groups, strict=True)
+        blocks = zip(self.blocks(), *groups, strict=True)
         parts = [block[o][:, i] for block, i, o in blocks if bool(i.any() | o.any())]
-        if len({p.shape for p in parts}) != 1:
-            raise VardropError(
-                f"Expected every group of {self.layer} to keep as many inputs and outputs, "
-                f"but got {[tuple(p.shape[:2]) for p in parts]}."
-            )
         rows = [p.transpose(0, 1) if self.layout.transposed else p for p in parts]
         replace_tensor(self.layer, "weight", torch.cat(rows).contiguous())
         if self.bias is not None:

@@ -205,21 +205,23 @@ class Numbers(dict[tuple[str, str], Tensor]):
                 return name
         return None
 
-    def reach(self, codes: Tensor) -> list[tuple[Marks, bool]]:
-        """The places that each code may reach, and whether that is unclear.
+    def reach(self, codes: dict[str, int]) -> tuple[dict[str, Marks], list[str]]:
+        """The places that the code of each layer may reach, and the layers for which it is unclear.
 
         It is unclear at places that several codes reach, if one of them may be this code.
         """
-        reached: list[tuple[Marks, bool]] = [({}, False) for _ in codes]
+        names, column = list(codes), torch.tensor([*codes.values()])[:, None]
+        reached: dict[str, Marks] = {name: {} for name in names}
+        unclear = set[str]()
         for place, (zeros, ones) in self.items():
             several = zeros & ones
-            fits = (ones ^ codes[:, None]) & ~several == 0  # (codes, units)
+            fits = (ones ^ column) & ~several == 0  # (codes, units)
             possible = fits & (zeros | ones).bool()
             for i in possible.any(1).nonzero().flatten().tolist():
-                marks, unclear = reached[i]
-                marks[place] = possible[i]
-                reached[i] = marks, unclear or bool(several[possible[i]].any())
-        return reached
+                reached[names[i]][place] = possible[i]
+                if bool(several[possible[i]].any()):
+                    unclear.add(names[i])
+        return reached, [name for name in names if name in unclear]
 
 
 def _mark(mask: Tensor, axis: int, module: nn.Module, args: Inputs, output: Tensor) -> Tensor:

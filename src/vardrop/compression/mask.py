@@ -51,11 +51,9 @@ def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
         )
     if not isinstance(threshold, Mapping):
         if len({(r.threshold, r.keep_above) for r in relevances.values()}) > 1:
-            signs = ((n, ">" if r.keep_above else "<", r.threshold) for n, r in relevances.items())
-            texts = ", ".join(f"'{n}' {sign} {number}" for n, sign, number in signs)
             raise VardropError(
-                "Expected one threshold for modules with one rule, but got "
-                f"{threshold} for the rules {texts}. Pass thresholds by module name."
+                f"Expected one threshold for modules with one rule, but got {threshold} for "
+                f"several rules. Pass one threshold for each of {sorted(relevances)}."
             )
         threshold = dict.fromkeys(relevances, float(threshold))
     if unknown := sorted(set(threshold) - set(relevances)):
@@ -149,9 +147,8 @@ def decompose_layers(net: nn.Module) -> nn.Module:
 def recompose_layers(net: nn.Module) -> nn.Module:
     """Replace dense layers by torch's recurrent layers, and by its attention if no head is gone."""
     for name, layer in list(net.named_modules()):
-        torch_layer = layer.recompose() if isinstance(layer, SlimAttention | Unrolled) else None
-        if torch_layer is not None:
-            net = replace_module(net, name, torch_layer)
+        if isinstance(layer, SlimAttention | Unrolled) and (plain := layer.recompose()) is not None:
+            net = replace_module(net, name, plain)
     return net
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from timeit import timeit
 from typing import Any, SupportsFloat
 
 import torch
@@ -47,8 +47,7 @@ def to_arguments(x: calls.Batch) -> Inputs:
 def check_plain(net: nn.Module) -> None:
     """Raise an error if a model has noise that `shrink` removes. Noise of a `Head` is allowed."""
     check_model(net)
-    noisy = [n for n in named_modules_of(net, Noisy) if n not in named_modules_of(net, Head)]
-    if noisy:
+    if noisy := [n for n, m in named_modules_of(net, Noisy).items() if not isinstance(m, Head)]:
         raise VardropError(
             f"Expected `net` to be plain, but got noise in '{noisy[0]}'. Pass the result of "
             "vardrop.shrink(net, example_input)."
@@ -116,12 +115,10 @@ def time_interleaved(
     best = dict.fromkeys(calls, math.inf)
     for name, function in [*calls.items()] * rounds:
         function()
-        tries, start = 0, time.perf_counter()
-        while tries < 5 or time.perf_counter() - start < _BUDGET:
-            begin = time.perf_counter()
-            function()
-            best[name] = min(best[name], time.perf_counter() - begin)
-            tries += 1
+        seconds: list[float] = []
+        while len(seconds) < 5 or sum(seconds) < _BUDGET:
+            seconds.append(timeit(function, number=1))
+        best[name] = min(best[name], *seconds)
     return best
 
 
@@ -171,8 +168,8 @@ class Probes:
         if not count:
             return "Equal on the example only: the model takes no random input of its shape."
         text = f"of scale {min(_SCALES):g} to {max(_SCALES):g}"
-        ranges = [_range(t) for t in calls.tensors_in(self.example) if not t.is_floating_point()]
-        if ranges:
+        integers = (t for t in calls.tensors_in(self.example) if not t.is_floating_point())
+        if ranges := [_range(t) for t in integers]:
             lows, highs = zip(*ranges, strict=True)
             text += f", integers from {min(lows)} to {max(highs)}"
         return f"Equal on the example and on {count} random inputs {text}."

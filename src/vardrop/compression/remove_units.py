@@ -29,6 +29,7 @@ from vardrop.compression.probes import Inputs, run
 from vardrop.compression.trace_units import TO_THE_OUTPUT, Blocks, Place, Unit, equal_places
 from vardrop.noisy import named_modules_of
 
+Flow = dict[str, list[Tensor]]  # the input of every layer at each of its calls
 _NO_UNITS = torch.empty(0, dtype=torch.long)
 _UNIFORM = 1e-6  # rounding difference between positions, relative to the largest value
 # These operations also return positions, but their values show a mark at the right place.
@@ -128,7 +129,7 @@ _FLOW: dict[type[nn.Module], Callable[..., object]] = {
 }
 
 
-def data_flow(net: nn.Module, inputs: Inputs) -> dict[str, list[Tensor]]:
+def data_flow(net: nn.Module, inputs: Inputs) -> Flow:
     """The input of every affine layer at each of its calls, with NaN if it depends on the data.
 
     The input of the model is all NaN, and an affine layer passes NaN on through nonzero weights.
@@ -139,7 +140,7 @@ def data_flow(net: nn.Module, inputs: Inputs) -> dict[str, list[Tensor]]:
         Tensor, lambda t: torch.full_like(t, torch.nan) if t.is_floating_point() else t, inputs
     )
     mode, handles = _KeepMarks(marked), []
-    seen: dict[str, list[Tensor]] = {}
+    seen = Flow()
     for name, view in affine_layers(net).items():
         arrival = _drop_bias(view.layer, view.weight.ne(0).to(view.weight.dtype))
         hook = partial(mode.pause, _pass_on, arrival, seen.setdefault(name, []))
@@ -160,9 +161,7 @@ class Removal:
     """
 
     @torch.no_grad()
-    def __init__(
-        self, net: nn.Module, inputs: Inputs, waiting: list[Unit], flow: dict[str, list[Tensor]]
-    ) -> None:
+    def __init__(self, net: nn.Module, inputs: Inputs, waiting: list[Unit], flow: Flow) -> None:
         self.layers, self.modules = affine_layers(net), unit_modules(net)
         self.removed: list[Unit] = []
         self.stays: Counter[tuple[str, str]] = Counter()
@@ -301,8 +300,7 @@ def cut_out(net: nn.Module, gone: list[Unit]) -> None:
 
     for name, attention in named_modules_of(net, SlimAttention).items():
         queries = join_name(name, "q_proj")
-        rows = mask(queries, layers[queries].outputs, emitted)
-        heads = rows.view(-1, attention.head_dim).any(1)
+        heads = mask(queries, layers[queries].outputs, emitted).view(-1, attention.head_dim).any(1)
         attention.heads = attention.heads[heads.to(attention.heads.device)]
     for name, view in layers.items():
         if name in read or name in emitted:

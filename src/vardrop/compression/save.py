@@ -91,7 +91,7 @@ def load(path: str | PathLike[str], into: nn.Module) -> nn.Module:
     with report_malformed_file(str(path)):
         net = resize_to(into, plan)
         load_tensors(net, tensors)
-    return net.eval()
+    return net
 
 
 def as_path(path: str | PathLike[str]) -> Path:
@@ -140,11 +140,11 @@ def layer_sizes(net: nn.Module) -> dict[str, Any]:
 
 
 def resize_to(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
-    """A copy of `into` with the sizes of a description, before its tensors are loaded.
+    """A copy of `into` in evaluation mode with the sizes of a description, without its tensors.
 
     No size can exceed the size in `into`, so a forged file cannot allocate memory.
     """
-    net = copy.deepcopy(into).eval()
+    net = copy.deepcopy(into)
     for module in net.modules():
         load_integration(type(module))
     before = layer_views.affine_layers(net)
@@ -177,7 +177,7 @@ def resize_to(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     encoder.update_encoder_fastpath(net, Noisy)
     for name in plan.get("unfused", []):
         encoder.disable_encoder_fastpath(_find(net, name))
-    return net
+    return net.eval()
 
 
 def _check_kind(name: str, module: nn.Module, *kinds: type[nn.Module]) -> None:
@@ -196,7 +196,7 @@ def _resize_recurrent(name: str, layer: nn.RNNBase, sizes: list[object]) -> nn.M
     counts = _count(name, inputs, layer.input_size), _count(name, units, layer.hidden_size)
     smaller = recurrent_like(layer)(*counts, bias=bool(bias))
     weight = next(layer.parameters())
-    return smaller.to_empty(device=weight.device).to(weight.dtype).eval()
+    return smaller.to_empty(device=weight.device).to(weight.dtype)
 
 
 def _prepend_select(name: str, module: Any, count: object, axis: int) -> nn.Module:
@@ -207,7 +207,7 @@ def _prepend_select(name: str, module: Any, count: object, axis: int) -> nn.Modu
     elif isinstance(view := view_of(module), AffineView):
         most = view.inputs
     index = torch.zeros(_count(name, count, most), dtype=torch.long)
-    return nn.Sequential(Select(index, axis), module).eval()
+    return nn.Sequential(Select(index, axis), module)
 
 
 def _find(net: nn.Module, name: str) -> Any:

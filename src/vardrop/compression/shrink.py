@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from vardrop._core.errors import VardropError
 from vardrop._core.modules import parameter_owners
 from vardrop._core.progress import ProgressLine
 from vardrop.compression import mask
-from vardrop.compression.costs import LayerCost, layer_costs
+from vardrop.compression.costs import Costs, LayerCost, layer_costs
 from vardrop.compression.layer_views import affine_layers, join_name, replace_module, replace_tensor
 from vardrop.compression.mask import Thresholds, zero_pruned_weights
 from vardrop.compression.modules.pruned_attention import SlimAttention
@@ -33,7 +33,7 @@ from vardrop.compression.probes import (
     time_interleaved,
     to_arguments,
 )
-from vardrop.compression.remove_units import Removal, cut_out, data_flow, keep_equal_widths
+from vardrop.compression.remove_units import Flow, Removal, cut_out, data_flow, keep_equal_widths
 from vardrop.compression.trace_units import Unit, UnitGraph, trace_units
 from vardrop.likelihoods import check_model
 from vardrop.noisy import Noisy, named_modules_of
@@ -105,8 +105,6 @@ class ShrinkPlan:
     def __str__(self) -> str:
         totals = {q: "{} -> {}".format(*self.total(q)) for q in ("macs", "bytes", "weights")}
         before, after = (f"{1e3 * seconds:.3g}" for seconds in self.latency)
-        heads = [f"MACs {totals['macs']}, bytes {totals['bytes']}"]
-        heads.append(f"latency {before} -> {after} ms for the example")
         rows = [("layer", "kind", *_QUANTITIES.values())]
         for r in self.layers:
             pairs = ((getattr(r.before, q), getattr(r.after, q)) for q in _QUANTITIES)
@@ -115,10 +113,13 @@ class ShrinkPlan:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         change = f"The threshold changes the outputs of the example by at most {self.change:.2g}."
-        changes = [change] if self.thresholds else []
-        weights = f"weights that are not zero: {totals['weights']}"
-        end = f"{weights}, {self.compression:.1f} times fewer"
-        return "\n".join([*heads, *table, *self.notes, self.proof, *changes, end])
+        lines = [
+            f"MACs {totals['macs']}, bytes {totals['bytes']}",
+            f"latency {before} -> {after} ms for the example",
+            *(*table, *self.notes, self.proof, *([change] if self.thresholds else [])),
+            f"weights that are not zero: {totals['weights']}, {self.compression:.1f} times fewer",
+        ]
+        return "\n".join(lines)
 
 
 class Shrunk(NamedTuple):
@@ -187,12 +188,12 @@ def shrink(
     """
     check_model(net)
     check_type("drop_inputs", drop_inputs, bool, "True or False")
-    for name, parameter in net.named_parameters():
-        if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
-            raise VardropError(
-                f"Expected the parameters of `net` to be finite, but got NaN or infinity in "
-                f"'{name}'. Train it again from an earlier checkpoint."
-            )
+    numbers = ((name, p) for name, p in net.named_parameters() if p.is_floating_point())
+    if broken := [name for name, p in numbers if not bool(p.isfinite().all())]:
+        raise VardropError(
+            f"Expected the parameters of `net` to be finite, but got NaN or infinity in "
+            f"'{broken[0]}'. Train it again from an earlier checkpoint."
+        )
     mask.check_means(net, "to shrink")
     # Tensors that were made in inference mode stay inference tensors, so the inputs are cloned.
     inputs, relevances = clone_batch(to_arguments(example_input)), mask.rules(net, threshold)
@@ -201,14 +202,15 @@ def shrink(
         check_runs(plain, inputs)
         probes, parts = Probes(plain, inputs), mask.decompose_layers(copy.deepcopy(plain))
         graph = trace_units(parts, inputs, line.advance)
-        cut = _cut_dead_units(parts, inputs, graph, probes, drop_inputs, line.advance)
+        cut = _cut_dead_units(parts, graph, probes, drop_inputs, line)
         nets = {"before": plain, "after": cut.net}
         calls = {key: partial(call_net, m, clone_batch(inputs)) for key, m in nets.items()}
         with torch.no_grad():
             before, after = time_interleaved(calls, rounds=1).values()
-    for name, module in named_modules_of(plain, Noisy).items():
-        kind = type(module).__name__
-        cut.notes.append(f"'{name}' ({kind}) stays noisy: it has no plain equivalent.")
+    cut.notes += [
+        f"'{name}' ({type(module).__name__}) stays noisy: it has no plain equivalent."
+        for name, module in named_modules_of(plain, Noisy).items()
+    ]
     is_pruned = not all(bool(r.kept.all()) for r in relevances.values())
     plan = ShrinkPlan(
         layers=_layer_reports(parts, graph.costs, layer_costs(cut.net, inputs), cut.selects),
@@ -223,10 +225,7 @@ def shrink(
 
 
 def _layer_reports(
-    net: nn.Module,
-    before: Mapping[str, LayerCost],
-    after: Mapping[str, LayerCost],
-    selects: Container[str],
+    net: nn.Module, before: Costs, after: Costs, selects: Container[str]
 ) -> tuple[LayerReport, ...]:
     reports = []
     for name, cost in before.items():
@@ -246,12 +245,7 @@ class _Cut:
     """
 
     def __init__(
-        self,
-        parts: nn.Module,
-        inputs: Inputs,
-        units: list[Unit],
-        flow: dict[str, list[Tensor]],
-        drop_inputs: bool,
+        self, parts: nn.Module, inputs: Inputs, units: list[Unit], flow: Flow, drop_inputs: bool
     ) -> None:
         net = copy.deepcopy(parts)
         removal = Removal(net, inputs, units, flow)
@@ -293,21 +287,16 @@ class _Cut:
 
 
 def _cut_dead_units(
-    parts: nn.Module,
-    inputs: Inputs,
-    graph: UnitGraph,
-    probes: Probes,
-    drop_inputs: bool,
-    advance: Callable[[], None],
+    parts: nn.Module, graph: UnitGraph, probes: Probes, drop_inputs: bool, line: ProgressLine
 ) -> _Cut:
     """Cut all units, or if that changes an output, the units that change none by themselves.
 
     `parts` is decomposed.
     """
-    obstacle, flow = graph.obstacle, dict[str, list[Tensor]]()
+    obstacle, flow = graph.obstacle, Flow()
     if obstacle is None:
         try:
-            flow = data_flow(parts, inputs)
+            flow = data_flow(parts, probes.example)
         except CODE_ERRORS as failure:  # the model's code raises an error for NaN
             obstacle = str(failure)
     units = () if obstacle else graph.units
@@ -316,8 +305,8 @@ def _cut_dead_units(
         """The cut of all units except units of these shapes, if the outputs stay equal."""
         pairs = ((u, u.reason or reasons.get(u.shape)) for u in units)
         chosen = [dataclasses.replace(u, reason=reason) for u, reason in pairs]
-        cut = _Cut(parts, inputs, chosen, flow, drop_inputs)
-        advance()
+        cut = _Cut(parts, probes.example, chosen, flow, drop_inputs)
+        line.advance()
         return cut if probes.equal(cut.net) else None
 
     if (cut := attempt({})) is None:
@@ -330,11 +319,11 @@ def _cut_dead_units(
             "Expected the small model to equal the masked model, but got other outputs. An "
             "operation between its layers mixes units in a way that could not be followed."
         )
+    why = "none of those that could be followed is dead"
     if obstacle:
-        text = f"No unit is removed: marks cannot be followed through this model ({obstacle})."
-        cut.notes.append(text)
-    elif not cut.removed and not cut.notes:
-        cut.notes.append("No unit is removed: none of those that could be followed is dead.")
+        why = f"marks cannot be followed through this model ({obstacle})"
+    if obstacle or not (cut.removed or cut.notes):
+        cut.notes.append(f"No unit is removed: {why}.")
     return cut
 
 

@@ -53,9 +53,8 @@ class Threshold:
     def __str__(self) -> str:
         lines = [f"threshold {self.value:.4g}, the full model scores {self.reference:.4f}"]
         for p in self.points:
-            mark = "*" if p.threshold == self.value else " "
             numbers = f"{p.threshold:9.4f}  sparsity {p.sparsity:.4f}  score {p.score:.4f}"
-            lines.append(f"{mark} {numbers}")
+            lines.append(f"{'*' if p.threshold == self.value else ' '} {numbers}")
         return "\n".join(lines)
 
 
@@ -106,8 +105,7 @@ def choose_threshold(
     check_integer("points", points)
     examples = list(labelled_batches(data))
     never = {n: -math.inf if r.keep_above else math.inf for n, r in rules(net).items()}
-    full = zero_pruned_weights(net, never)[0]
-    reference = score(full, examples, metric)
+    reference = score(zero_pruned_weights(net, never)[0], examples, metric)
     curve = []
     # Candidates from the densest to the sparsest, which are scores of modules with one rule.
     relevances = list(rules(net, 0.0).values())

@@ -11,7 +11,7 @@ after the cut is tested afterwards.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import parameter_owners
-from vardrop.compression.costs import CountedPass, LayerCost
+from vardrop.compression.costs import Costs, CountedPass
 from vardrop.compression.layer_views import affine_layers, join_name, layout_of
 from vardrop.compression.mark_units import ROLES, Marks, Numbers, Tracer
 from vardrop.compression.modules.pruned_recurrent import Recurring, Unrolled
@@ -64,7 +64,7 @@ class UnitGraph(NamedTuple):
     """
 
     units: tuple[Unit, ...]
-    costs: Mapping[str, LayerCost]
+    costs: Costs
     obstacle: str | None = None
 
 
@@ -144,7 +144,8 @@ class _Coupling(DisjointSets[_Node]):
             for i in range(layer.outputs if layer.is_depthwise else 0):
                 self.join(("emitter", name, i), ("readers", name, i))
         numbers = tracer.number_units({n: torch.arange(tracer.units[n]) for n in tracer.emitters})
-        before_whole = tracer.layers_before_whole() if tracer.whole else {}
+        targets = tracer.layers_before_whole() if tracer.whole else {}
+        before_whole = {name: self.whole[target] for name, target in targets.items()}
         self._join_before_whole(before_whole, numbers)
         others = [name for name in tracer.emitters if name not in before_whole]
         for name, marks in self._arrivals(others).items():
@@ -161,9 +162,8 @@ class _Coupling(DisjointSets[_Node]):
                 marks = mixing.pop(name)
                 self._join_places(name, marks, *block, self._obstacle(name, marks))
         for name, marks in mixing.items():
-            reader = numbers.mixed_at(marks)
-            places = {} if self._is_broadcast(name, marks) else marks
-            self._keep(name, places, f"it mixes with other units before '{reader}'")
+            reason = f"it mixes with other units before '{numbers.mixed_at(marks)}'"
+            self._keep(name, {} if self._is_broadcast(name, marks) else marks, reason)
 
     def _join_bare(self) -> None:
         """Join entries of tensors of no layer with the units that they belong to.
@@ -172,12 +172,11 @@ class _Coupling(DisjointSets[_Node]):
         """
         tracer, joined = self.tracer, set[str]()
         for group in _group_disjoint(self._arrivals(list(tracer.bare))):
-            codes = {name: torch.arange(tracer.units[name]) for name in group}
-            numbers = tracer.number_units(codes)
+            ids = {name: torch.arange(tracer.units[name]) for name in group}
+            numbers = tracer.number_units(ids)
             for name, marks in group.items():
                 if marks and numbers.mixed_at(marks) is None:
-                    reason = self._obstacle(name, marks)
-                    self._join_places(name, marks, numbers, codes[name], reason)
+                    self._join_places(name, marks, numbers, ids[name], self._obstacle(name, marks))
                     joined.add(name.rpartition(":")[0])
         if rest := [t for name, t in tracer.other.items() if name not in joined]:
             nodes = _nodes(tracer.follow({}, tensors=rest))
@@ -185,32 +184,28 @@ class _Coupling(DisjointSets[_Node]):
 
     def _arrivals(self, names: list[str]) -> dict[str, Marks]:
         """The places that the units of each of these layers reach."""
-        tracer, codes = self.tracer, [self.tracer.codes[n] for n in names]
-        pairs = zip(names, codes, strict=True)
-        numbers = tracer.number_units({n: torch.full((tracer.units[n],), c) for n, c in pairs})
-        reached = dict(zip(names, numbers.reach(torch.tensor(codes)), strict=True))
-        arrivals = {name: marks for name, (marks, _) in reached.items()}
-        unclear = {name: marks for name, (marks, is_unclear) in reached.items() if is_unclear}
-        for group in _group_disjoint(unclear):
+        codes, units = {name: self.tracer.codes[name] for name in names}, self.tracer.units
+        same = {name: torch.full((units[name],), code) for name, code in codes.items()}
+        arrivals, unclear = self.tracer.number_units(same).reach(codes)
+        for group in _group_disjoint({name: arrivals[name] for name in unclear}):
             marks = self.tracer.follow_layers(group)
             for name, places in group.items():
                 arrivals[name] = {place: marks[place] for place in places if place in marks}
         return arrivals
 
-    def _join_before_whole(self, targets: dict[str, str], numbers: Numbers) -> None:
+    def _join_before_whole(self, reasons: dict[str, str], numbers: Numbers) -> None:
         """Keep the layers before modules that take units together, and all that they reach.
 
         Layers of one width are joined by the numbers of their units, as one residual stream.
         """
         widths: dict[int, list[str]] = defaultdict(list)
-        for name in targets:
+        for name in reasons:
             widths[self.tracer.units[name]].append(name)
         for width, names in widths.items():
             marks = self.tracer.follow_layers(names)
             for name in names:
-                reason = self.whole[targets[name]]
-                self._join_places(name, marks, numbers, torch.arange(width), reason)
-            self.reasons |= dict.fromkeys(_nodes(marks), self.whole[targets[names[0]]])
+                self._join_places(name, marks, numbers, torch.arange(width), reasons[name])
+            self.reasons |= dict.fromkeys(_nodes(marks), reasons[names[0]])
 
     def _join_places(
         self, name: str, marks: Marks, numbers: Numbers, codes: Tensor, reason: str | None
@@ -269,11 +264,10 @@ class _Coupling(DisjointSets[_Node]):
     def units(self) -> list[Unit]:
         """The sets as units, in the order of the model."""
         sets: dict[_Node, dict[str, list[Place]]] = defaultdict(lambda: defaultdict(list))
-        reasons: dict[_Node, str] = {}
         for node in sorted(self, key=lambda n: n[2]):
             sets[self.root(node)][node[0]].append((node[1], node[2]))
-        for node, reason in self.reasons.items():
-            reasons.setdefault(self.root(node), reason)
+        # The first reason of a set counts.
+        reasons = {self.root(node): reason for node, reason in reversed(self.reasons.items())}
         return [
             Unit(tuple(s["emitter"]), tuple(s["readers"]), tuple(s["carriers"]), reasons.get(root))
             for root, s in sets.items()

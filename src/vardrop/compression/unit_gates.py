@@ -90,8 +90,8 @@ class UnitGates(nn.Module):
         outputs = {n: self._emitters[n] + carriers[n] for n in widths}
         self._convolutions = {name for name, view in layers.items() if view.weight.dim() > 2}
         # Inputs of a depthwise layer are not multiplied, because other layers read its outputs.
-        gated = {name for name, numbers in self._readers.items() if bool(numbers.any())}
-        self._multiplied = {name for name in gated if not layers[name].is_depthwise}
+        inner = {name: numbers for name, numbers in self._readers.items() if bool(numbers.any())}
+        self._multiplied = {name for name in inner if not layers[name].is_depthwise}
         self.cost = _Cost(net, graph, self._readers, outputs)
 
     def _number(
@@ -105,8 +105,8 @@ class UnitGates(nn.Module):
 
     def expected_cost(self, quantity: Quantity) -> Tensor:
         """The expected cost of the model, as a fraction of the full cost. It is differentiable."""
-        open_probability = self.noise.open_probability({"logit": self.logit})
-        return self.cost(open_probability, quantity).to(self.logit)
+        probabilities = self.noise.open_probability({"logit": self.logit})
+        return self.cost(probabilities, quantity).to(self.logit)
 
     @contextmanager
     def acting(self, net: nn.Module) -> Iterator[None]:
@@ -162,9 +162,8 @@ class UnitGates(nn.Module):
 
     def _layers(self, multiple: int, least: int) -> list[tuple[list[int], int, int]]:
         """Gates with the same emitters, best first, how many open at a time, and how many stay."""
-        order = self.logit.detach().argsort(descending=True, stable=True).tolist()
         paths: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for gate in order:
+        for gate in self.logit.detach().argsort(descending=True, stable=True).tolist():
             paths[tuple(sorted({n for u in self.units[gate] for n, _ in u.emitters}))].append(gate)
         layers = []
         for emitters, gates in paths.items():
@@ -224,8 +223,7 @@ class _Cost:
             if view.bias is not None:
                 entries.append((no_gate, outputs[name], 0, view.bias.nbytes))
         for name, module in unit_modules(net).items():
-            tensors = module.tensors().values()
-            entries += [(no_gate, outputs[name], 0, tensor.nbytes) for tensor in tensors]
+            entries += [(no_gate, outputs[name], 0, t.nbytes) for t in module.tensors().values()]
         self._inputs, self._outputs, macs, stored = zip(*entries, strict=True)
         sizes = [max(1, len(i) * len(o)) for i, o, _, _ in entries]
         prices = torch.tensor([macs, stored], dtype=torch.float64) / torch.tensor(sizes)
@@ -238,8 +236,8 @@ class _Cost:
 
     def __call__(self, open_gates: Tensor, quantity: Quantity = "macs") -> Tensor:
         """The cost as a fraction of the full cost, differentiable with respect to the gates."""
-        gates = open_gates.to("cpu", torch.float64)
-        factors = torch.cat([torch.ones(1, dtype=torch.float64), gates])
+        one = torch.ones(1, dtype=torch.float64)
+        factors = torch.cat([one, open_gates.to(one)])
         inputs = torch.stack([factors[numbers].sum() for numbers in self._inputs])
         outputs = torch.stack([factors[numbers].sum() for numbers in self._outputs])
         cost = (self._price[quantity] * inputs * outputs).sum() + self._rest[quantity]

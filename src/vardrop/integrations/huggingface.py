@@ -240,7 +240,7 @@ def write_noise(model: nn.Module, path: str | os.PathLike[str], **extra: Json) -
     """
     tensors, description = contents(model, noise_alone=True)
     folder = Path(path)
-    files = [file for pattern in _WEIGHTS for file in folder.glob(pattern)]
+    files = (file for pattern in _WEIGHTS for file in folder.glob(pattern))
     sums = {file.relative_to(folder).as_posix(): _checksum(file) for file in files}
     write_tensors(folder / NOISE, tensors, {**description, **extra, "weights": sums})
 

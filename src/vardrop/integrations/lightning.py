@@ -22,7 +22,6 @@ from vardrop.objective.schedules import Schedule
 from vardrop.prediction import predict
 
 LabelledBatch = tuple[Batch, Tensor] | tuple[Batch, Tensor, Tensor]
-Optimizers = Callable[[list[dict[str, Any]]], Any]
 
 
 class LightningELBO(LightningModule):
@@ -55,7 +54,7 @@ class LightningELBO(LightningModule):
         elbo: ELBO,
         lr: float = 1e-3,
         noise_lr: float | None = None,
-        optimizers: Optimizers | None = None,
+        optimizers: Callable[[list[dict[str, Any]]], Any] | None = None,
         samples: int = 32,
     ) -> None:
         super().__init__()

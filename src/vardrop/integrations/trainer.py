@@ -178,8 +178,8 @@ class ELBOTrainer(Trainer):
     def log(self, logs: dict[str, float], *args: object, **options: object) -> None:
         """Log the values of the Trainer, and the parts of the loss of the latest step."""
         if "loss" in logs:
-            parts = {name: part.item() for name, part in self._parts.items()}
-            logs = {**logs, **parts, "beta": self.beta}
+            logs = logs | {name: part.item() for name, part in self._parts.items()}
+            logs["beta"] = self.beta
         super().log(logs, *args, **options)
 
     def _save(
@@ -210,18 +210,13 @@ class ELBOTrainer(Trainer):
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warn about missing tensors, except for the noise, which is in a separate file."""
-        missing, unexpected = load_result
         noise = noise_names(self.model)
-        others = type(load_result)([name for name in missing if name not in noise], unexpected)
-        super()._issue_warnings_after_load(others)
+        missing = [name for name in load_result.missing_keys if name not in noise]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     @torch.no_grad()
     def _load_noise(
-        self,
-        model: nn.Module,
-        noise: Mapping[str, Tensor],
-        description: Mapping[str, Any],
-        path: str,
+        self, model: nn.Module, noise: dict[str, Tensor], description: dict[str, Any], path: str
     ) -> None:
         """Copy the noise of a checkpoint into a model with the same noisy modules."""
         state = model.state_dict(keep_vars=True)

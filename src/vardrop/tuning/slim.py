@@ -47,6 +47,7 @@ _MULTIPLES, _INPUTS = (16, 8, 4, 2, 1), 16  # of units; the least inputs of a co
 _USED = 0.9  # the least fraction of the budget that has to be used
 _LADDER, _MILD = (0.5, 0.25, 0.12, 0.06), (0.7, 0.85)  # fractions of the MACs that `max_drop` tries
 _BATCH_SIZE = 128
+_Widths = list[tuple[int, int]]  # multiples of units, with the least inputs of convolutions
 _Measure = Callable[[Tensor], float]  # of a mask of gates
 
 
@@ -170,7 +171,7 @@ def _make_source(data: calls.LabelledData, device: torch.device) -> BatchSource:
     return StreamBatches(data, device, name="data")
 
 
-def _list_widths(gates: UnitGates, cost: _Measure, limit: float) -> list[tuple[int, int]]:
+def _list_widths(gates: UnitGates, cost: _Measure, limit: float) -> _Widths:
     """Multiples of units with the least inputs of convolutions, fastest first, for a budget.
 
     They leave layers to choose from: a convolution keeps 16 inputs only if the other layers can
@@ -212,43 +213,45 @@ class _Price(Callback):
         return self.cost <= self.goal or self.step == self.steps
 
 
-@dataclasses.dataclass
 class _Slimming:
-    """A model, its data and its training to a budget. The fields are the arguments of `slim`."""
+    """A model, its data and its training to a budget. The arguments are those of `slim`."""
 
-    net: nn.Module
-    train: calls.LabelledData
-    held_out: calls.LabelledData
-    epochs: int | None
-    lr: float
-    loss: Loss | None
-    multiple: int | None
-    seed: int
-    runtime: str
-    progress: bool | None
-
-    def __post_init__(self) -> None:
-        parameters = [p for p in self.net.parameters() if p.requires_grad]
+    def __init__(
+        self,
+        net: nn.Module,
+        data: calls.LabelledData,
+        validation: calls.LabelledData,
+        epochs: int | None,
+        lr: float,
+        loss: Loss | None,
+        multiple: int | None,
+        seed: int,
+        runtime: str,
+        progress: bool | None,
+    ) -> None:
+        self.net, self.lr, self.multiple = net, lr, multiple
+        self.runtime, self.progress = runtime, progress
+        parameters = [p for p in net.parameters() if p.requires_grad]
         if not parameters:
             raise VardropError(
                 "Expected `net` to have parameters to train, but got none that requires a "
                 "gradient. Call net.requires_grad_()."
             )
         self.device = parameters[0].device
-        self.source = _make_source(self.train, self.device)
-        self.generator = torch.Generator().manual_seed(self.seed)
-        held_out = list(calls.labelled_batches(self.held_out, "validation"))
+        self.source = _make_source(data, self.device)
+        self.generator = torch.Generator().manual_seed(seed)
+        held_out = list(calls.labelled_batches(validation, "validation"))
         self.validation = calls.map_tensors(lambda t: t.to(self.device), held_out)
         first = probes.to_arguments(self.validation[0][0])
         self.timed = calls.map_tensors(lambda t: t[:_TIMED_ROWS].clone() if t.dim() else t, first)
         self.example = calls.slice_batch(self.timed, 0, 1)
-        probes.check_runs(self.net, self.example)
+        probes.check_runs(net, self.example)
         counted = self.source.steps or sum(1 for _ in self.source.batches(self.generator))
-        self.num_epochs = self.epochs or max(5, math.ceil(_STEPS / counted))
+        self.num_epochs = epochs or max(5, math.ceil(_STEPS / counted))
         self.epoch_steps, self.steps = counted, self.num_epochs * counted
         with report_arguments("loss", "validation"):
-            self.score = slim_report.make_score(self.net, self.validation, self.loss)
-            self.before = self.measure(self.net)
+            self.score = slim_report.make_score(net, self.validation, loss)
+            self.before = self.measure(net)
 
     def measure(self, net: nn.Module) -> float:
         """The score of a model on validation data."""
@@ -289,11 +292,9 @@ class _Slimming:
         self, net: nn.Module, line: ShowProgress, start: Position, price: _Price | None = None
     ) -> Position:
         """Train a model, with gates if there is a price. An interrupted epoch is continued."""
+        prices = [] if price is None else [price]
         groups = [{"params": [p for p in net.parameters() if p.requires_grad]}]
-        callbacks: list[Callback] = [line]
-        if price is not None:
-            groups.append({"params": list(price.gates.parameters())})
-            callbacks.append(price)
+        groups += [{"params": list(p.gates.parameters())} for p in prices]
 
         def loss(batch: TrainBatch, at: Position) -> Tensor:
             output = calls.output_tensor(calls.call_net(net, calls.clone_batch(batch.x)))
@@ -327,7 +328,7 @@ class _Slimming:
             torch.optim.Adam(groups),
             epochs=self.num_epochs,
             schedule=schedule,
-            callbacks=callbacks,
+            callbacks=[line, *prices],
             start=start._replace(stopped=False),
         )
 
@@ -338,12 +339,7 @@ class _Slimming:
         return seconds["after"] / seconds["before"]
 
     def _narrow(
-        self,
-        gates: UnitGates,
-        kind: str,
-        limit: float,
-        widths: list[tuple[int, int]],
-        measure: _Measure,
+        self, gates: UnitGates, kind: str, limit: float, widths: _Widths, measure: _Measure
     ) -> Tensor:
         """A mask of evenly narrowed layers that meets a latency. Other budgets are only checked."""
         mask = gates.evenly(0, *widths[-1])
@@ -364,11 +360,7 @@ class _Slimming:
         """The plain model with the means of the gates in the mask, without the other units."""
         folded = copy.deepcopy(net)
         gates.fold(folded, mask)
-        small, plan = shrink(folded, self.example, progress=False)
-        kernels = [p for p in net.parameters() if p.dim() == 4 and not p.is_contiguous()]
-        if any(p.is_contiguous(memory_format=torch.channels_last) for p in kernels):
-            small = small.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return Shrunk(small, plan)
+        return shrink(folded, self.example, progress=False)
 
     def find_smallest(self, max_drop: float) -> Shrunk:
         """The smallest of a few models that loses at most `max_drop`, or the best if none does."""

@@ -175,11 +175,10 @@ def latencies(
     >>> seconds["torch"]["net"] > 0
     True
     """
-    for runtime in runtimes:
-        check_choice("runtimes", runtime, RUNTIMES)
     copies, seconds = {name: copy.deepcopy(net).eval() for name, net in nets.items()}, {}
     with torch.no_grad():
         for runtime in runtimes:
+            check_choice("runtimes", runtime, RUNTIMES)
             calls = {name: _make_call(runtime, net, inputs) for name, net in copies.items()}
             seconds[runtime] = time_interleaved(calls, rounds=5)
     return seconds
@@ -200,9 +199,9 @@ def _make_call(runtime: str, net: nn.Module, inputs: Inputs) -> Callable[[], obj
             session = onnxruntime.InferenceSession(
                 path, options, providers=["CPUExecutionProvider"]
             )
-    arrays = (tensor.cpu().numpy() for tensor in tensors_in(inputs))
-    names = (node.name for node in session.get_inputs())
-    return partial(session.run, None, dict(zip(names, arrays, strict=True)))
+    pairs = zip(session.get_inputs(), tensors_in(inputs), strict=True)
+    feed = {node.name: tensor.cpu().numpy() for node, tensor in pairs}
+    return partial(session.run, None, feed)
 
 
 def budget_warnings(slimmed: Slimmed, drop: float, kind: str, limit: float) -> Iterator[str]:

@@ -42,8 +42,8 @@ class SlimAttention(Heads, nn.Module):
         biases = [None] * 3 if bias is None else bias.chunk(3)
         self.q_proj, self.k_proj, self.v_proj = map(dense, weights, biases)
         self.out_proj = dense(layer.out_proj.weight, layer.out_proj.bias)
-        heads = torch.arange(layer.num_heads, device=layer.out_proj.weight.device)
-        self.register_buffer("heads", heads)
+        device = layer.out_proj.weight.device
+        self.register_buffer("heads", torch.arange(layer.num_heads, device=device))
         self.train(layer.training)
 
     @property
@@ -57,10 +57,13 @@ class SlimAttention(Heads, nn.Module):
         sizes = q.in_features, q.out_features, k.out_features, out.out_features
         if sizes != (self.embed_dim,) * 4:
             return None
-        options = {"add_zero_attn": self.add_zero_attn, "batch_first": self.batch_first}
-        widths = {"kdim": k.in_features, "vdim": v.in_features}
         layer = nn.MultiheadAttention(
-            self.embed_dim, self.num_heads, self.dropout, **options, **widths, device="meta"
+            *(self.embed_dim, self.num_heads, self.dropout),
+            add_zero_attn=self.add_zero_attn,
+            batch_first=self.batch_first,
+            kdim=k.in_features,
+            vdim=v.in_features,
+            device="meta",
         )
         joined: dict[str, list[Tensor]] = {}
         if layer.in_proj_weight is None:

@@ -73,8 +73,7 @@ class Unrolled(nn.Module):
     @property
     def hidden_size(self) -> int:
         """The number of units of the state before a projection."""
-        last = "hr_l0.weight" if self.proj_size else "hh_l0.weight"
-        return self.get_parameter(last).shape[1]
+        return self.get_parameter("hr_l0.weight" if self.proj_size else "hh_l0.weight").shape[1]
 
 
 def recurrent_like(layer: nn.RNNBase) -> Callable[..., nn.RNNBase]:
