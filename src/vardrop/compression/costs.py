@@ -53,8 +53,7 @@ class CountedPass(TorchDispatchMode):
     def __init__(self, net: nn.Module, inputs: Inputs) -> None:
         super().__init__()
         self.net, self.inputs = net, inputs
-        self.calls: Counter[str] = Counter()
-        self._macs: Counter[str] = Counter()
+        self.calls, self._macs = Counter[str](), Counter[str]()
         self._running: list[str] = []
 
         def track(name: str | None, *_: object) -> None:

@@ -230,8 +230,7 @@ class Units:
 
 def bare_units(net: nn.Module) -> dict[str, Units]:
     """Tensors of modules without a layout, by name and axis, that may have an entry per unit."""
-    layers = affine_layers(net).values()
-    widths = {width for view in layers for width in (view.inputs, view.outputs)} - {1}
+    widths = {n for view in affine_layers(net).values() for n in (view.inputs, view.outputs)} - {1}
     return {
         f"{join_name(name, key)}:{axis}": Units(module, UnitLayout((), (key,), axis, emits=True))
         for name, module in net.named_modules()

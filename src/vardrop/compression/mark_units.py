@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -30,10 +29,9 @@ class Tracer:
         self.layers, modules = layer_views.affine_layers(net), layer_views.unit_modules(net)
         self.carriers = {n: u for n, u in modules.items() if not u.layout.emits and u.outputs > 1}
         bare = layer_views.bare_units(net)
-        tables = {n: u for n, u in modules.items() if u.layout.emits and n not in bare}
         self.emitters: dict[str, layer_views.AffineView | layer_views.Units] = {
             **self.layers,
-            **tables,
+            **{n: u for n, u in modules.items() if u.layout.emits and n not in bare},
         }
         self.whole = {  # modules with tensors of an unknown layout
             name: module
@@ -72,9 +70,10 @@ class Tracer:
         """
         marks: Marks = {}
         handles = [module.register_forward_hook(_keep_in_place) for module in self.whole.values()]
-        for name, whole in self.whole.items():
-            note_whole = partial(_note_whole, ("whole", name), marks, until_whole)
-            handles.append(whole.register_forward_pre_hook(note_whole))
+        handles += [
+            module.register_forward_pre_hook(partial(_note_whole, name, marks, until_whole))
+            for name, module in self.whole.items()
+        ]
         for name in self.emitters.keys() & sources.keys():
             mark = partial(_mark, sources[name], self.emitters[name].axis)
             handles.append(self.emitters[name].layer.register_forward_hook(mark))
@@ -131,7 +130,7 @@ class Tracer:
                 name = names[int(ones)]
                 targets.setdefault(name, target)
                 widths = [t.shape[-1] for t in self.whole[target].parameters() if t.dim()]
-                if max(widths, default=sys.maxsize) < self.units[name]:
+                if max(widths, default=self.units[name]) < self.units[name]:
                     norms_of_heads.append(target)
         # Marks spread within a head.
         self.whole = {name: m for name, m in self.whole.items() if name not in norms_of_heads}
@@ -240,16 +239,14 @@ def _note(
     return (args[0].masked_fill(args[0].isnan(), 0.0), *args[1:]) if stop else args
 
 
-def _note_whole(
-    place: tuple[str, str], marks: Marks, end: bool, module: nn.Module, args: Inputs
-) -> None:
+def _note_whole(name: str, marks: Marks, end: bool, module: nn.Module, args: Inputs) -> None:
     """Note whether marks reach a module that takes units together.
 
     With `end` they stop there, also for other modules that read the same tensor.
     """
     marked = [t for t in tensors_in(args) if t.is_floating_point() and bool(t.isnan().any())]
     if marked:
-        marks[place] = torch.ones(1, dtype=torch.bool)
+        marks["whole", name] = torch.ones(1, dtype=torch.bool)
     for tensor in marked if end else ():
         if 0 not in tensor.stride():  # several positions of an expanded tensor are one number
             tensor.masked_fill_(tensor.isnan(), 0.0)

@@ -7,7 +7,6 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import SupportsFloat
 
 import torch
@@ -36,9 +35,10 @@ def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
     if threshold is None:
         return relevances
     for number in threshold.values() if isinstance(threshold, Mapping) else [threshold]:
-        is_number = False
-        with suppress(TypeError, ValueError):
+        try:
             is_number = not math.isnan(float(number))  # infinity keeps everything or nothing
+        except (TypeError, ValueError):
+            is_number = False
         if not is_number:
             raise VardropError(
                 "Expected `threshold` to be a number or numbers by module name, but got "

@@ -219,9 +219,9 @@ def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str,
             exact.append(_raw(tensor).numpy().tobytes())
             continue
         integers = _differences(tensor.long()) if step is None else _quantise(name, tensor, step)
-        levels, counts = integers.flatten().unique(return_counts=True)
+        levels, index, counts = integers.flatten().unique(return_inverse=True, return_counts=True)
         codes.append((step, _differences(levels).tolist(), counts.tolist()))
-        coder.write(torch.searchsorted(levels, integers.flatten()), counts.tolist())
+        coder.write(index, counts.tolist())
         if step is not None:
             count = counts.double()
             bits = abs(float((count * (count / count.sum()).log2()).sum()))
@@ -304,8 +304,7 @@ def _decode(
             )
         if step is not None:
             check_number(f"the step of '{name}'", step, above=0)
-        levels = torch.tensor(differences, dtype=torch.long).cumsum(0)
-        coded = levels[coder.read(counts)]
+        coded = torch.tensor(differences, dtype=torch.long).cumsum(0)[coder.read(counts)]
         numbers = coded.cumsum(0) if step is None else coded.double() * step
         tensors[name] = numbers.to(like.dtype).view(like.shape)
     return tensors

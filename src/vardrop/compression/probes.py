@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core import calls
-from vardrop._core.checks import check_net, describe_value
+from vardrop._core.checks import describe_value
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError, report_arguments, report_errors
 from vardrop.heads import Head
@@ -84,7 +84,6 @@ def run(net: nn.Module, inputs: Inputs) -> list[Tensor]:
 
 def outputs(net: nn.Module, data: calls.LabelledData, name: str = "data") -> tuple[Tensor, Tensor]:
     """All outputs of a model in evaluation mode, and the targets."""
-    check_net(net)
     examples = list(calls.labelled_batches(data, name))
     with torch.no_grad(), evaluating(net):
         batches = (calls.clone_batch(to_arguments(x)) for x, _ in examples)
@@ -170,8 +169,7 @@ class Probes:
         text = f"of scale {min(_SCALES):g} to {max(_SCALES):g}"
         integers = (t for t in calls.tensors_in(self.example) if not t.is_floating_point())
         if ranges := [_range(t) for t in integers]:
-            lows, highs = zip(*ranges, strict=True)
-            text += f", integers from {min(lows)} to {max(highs)}"
+            text += f", integers from {min(ranges)[0]} to {max(high for _, high in ranges)}"
         return f"Equal on the example and on {count} random inputs {text}."
 
 
@@ -185,8 +183,6 @@ def _range(integers: Tensor) -> tuple[int, int]:
 def _draw_like(scale: float, generator: torch.Generator, tensor: Tensor) -> Tensor:
     if tensor.is_floating_point():
         return (scale * torch.randn(tensor.shape, generator=generator)).to(tensor)
-    if tensor.is_complex():
-        return tensor
     low, high = _range(tensor)
     return torch.randint(low, high + 1, tensor.shape, generator=generator).to(tensor)
 

@@ -145,9 +145,11 @@ def data_flow(net: nn.Module, inputs: Inputs) -> Flow:
         arrival = _drop_bias(view.layer, view.weight.ne(0).to(view.weight.dtype))
         hook = partial(mode.pause, _pass_on, arrival, seen.setdefault(name, []))
         handles.append(view.layer.register_forward_hook(hook))
-    for module in (module for module in net.modules() if type(module) in _FLOW):
-        hook = partial(mode.pause, _FLOW[type(module)])
-        handles.append(module.register_forward_hook(hook))
+    handles += [
+        module.register_forward_hook(partial(mode.pause, _FLOW[type(module)]))
+        for module in net.modules()
+        if type(module) in _FLOW
+    ]
     with hooks(*handles), PlainAttention(), mode:
         run(net, marked)
     return seen
@@ -250,9 +252,8 @@ def _constant_effect(view: AffineView, seen: Tensor, constant: Tensor) -> Tensor
     only = torch.zeros_like(seen).index_copy(axis, index, seen.index_select(axis, index))
     y = _drop_bias(view.layer, view.weight)(only).movedim(view.axis, 0).flatten(1)
     low, high = y.amin(1), y.amax(1)
-    if bool((high - low > _UNIFORM * y.abs().max()).any()):
-        return None
-    return (low + high) / 2
+    varies = bool((high - low > _UNIFORM * y.abs().max()).any())
+    return None if varies else (low + high) / 2
 
 
 def keep_equal_widths(net: nn.Module, removed: list[Unit]) -> list[Unit]:

@@ -112,9 +112,8 @@ def report_malformed_file(path: str) -> AbstractContextManager[None]:
 
 def layer_sizes(net: nn.Module) -> dict[str, Any]:
     """The sizes of a plain model, and the modules that `shrink` added."""
-    plan: dict[str, Any] = {"sizes": {}, "select": {}, "scale": {}, "identity": []}
-    always = list(plan)
-    plan |= {"attention": [], "unfused": [], "recurrent": {}, "tensors": {}}
+    always: dict[str, Any] = {"sizes": {}, "select": {}, "scale": {}, "identity": []}
+    plan = always | {"attention": [], "unfused": [], "recurrent": {}, "tensors": {}}
     for name, module in net.named_modules():
         layout = layer_views.layout_of(module)
         if layout is not None and layout.sizes:
@@ -206,8 +205,7 @@ def _prepend_select(name: str, module: Any, count: object, axis: int) -> nn.Modu
         module, most = module[1], len(select.index)
     elif isinstance(view := view_of(module), AffineView):
         most = view.inputs
-    index = torch.zeros(_count(name, count, most), dtype=torch.long)
-    return nn.Sequential(Select(index, axis), module)
+    return nn.Sequential(Select(torch.zeros(_count(name, count, most)).long(), axis), module)
 
 
 def _find(net: nn.Module, name: str) -> Any:

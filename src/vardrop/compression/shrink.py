@@ -354,6 +354,5 @@ def _select_inputs(net: nn.Module, selects: Mapping[str, tuple[int, ...]]) -> nn
         index = torch.tensor(keep, device=view.weight.device)
         is_read = torch.zeros(view.inputs, dtype=torch.bool).index_fill(0, index.cpu(), True)
         view.resize(is_read, torch.ones(view.outputs, dtype=torch.bool))
-        selected = nn.Sequential(Select(index, view.axis), view.layer).eval()
-        net = replace_module(net, name, selected)
+        net = replace_module(net, name, nn.Sequential(Select(index, view.axis), view.layer).eval())
     return net

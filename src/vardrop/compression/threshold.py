@@ -51,11 +51,13 @@ class Threshold:
         return self.value
 
     def __str__(self) -> str:
-        lines = [f"threshold {self.value:.4g}, the full model scores {self.reference:.4f}"]
-        for p in self.points:
-            numbers = f"{p.threshold:9.4f}  sparsity {p.sparsity:.4f}  score {p.score:.4f}"
-            lines.append(f"{'*' if p.threshold == self.value else ' '} {numbers}")
-        return "\n".join(lines)
+        rows = (
+            f"{'*' if p.threshold == self.value else ' '} {p.threshold:9.4f}  "
+            f"sparsity {p.sparsity:.4f}  score {p.score:.4f}"
+            for p in self.points
+        )
+        head = f"threshold {self.value:.4g}, the full model scores {self.reference:.4f}"
+        return "\n".join([head, *rows])
 
 
 def choose_threshold(
@@ -110,8 +112,7 @@ def choose_threshold(
     # Candidates from the densest to the sparsest, which are scores of modules with one rule.
     relevances = list(rules(net, 0.0).values())
     scores = torch.cat([r.score.detach().flatten().double() for r in relevances])
-    ordered = scores.sort(descending=relevances[0].keep_above).values
-    ordered = ordered[ordered.isfinite()]
+    ordered = scores[scores.isfinite()].sort(descending=relevances[0].keep_above).values
     fractions = torch.logspace(0, math.log10(_SPARSEST), points, dtype=torch.float64)
     counts = (fractions * len(scores)).long().clamp(0, len(ordered) - 1)
     candidates = dict.fromkeys(ordered[counts].tolist())

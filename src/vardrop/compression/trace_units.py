@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -224,9 +225,8 @@ class _Coupling(DisjointSets[_Node]):
     def _keep(self, name: str, marks: Marks, reason: str) -> None:
         """Keep units that cannot be distinguished. They are joined with places for the notes."""
         count = self.tracer.units[name]
-        for i in range(count):
-            self.root(("emitter", name, i))
-            self.reasons["emitter", name, i] = reason
+        for node in (("emitter", name, i) for i in range(count)):
+            self.reasons.setdefault(self.root(node), reason)
         for place, mask in marks.items() if count > 1 else ():
             # Every unit gets equally many places, and the last unit gets the remaining ones.
             nodes = list(_nodes({place: mask}))
@@ -284,14 +284,14 @@ def _nodes(marks: Marks) -> Iterator[_Node]:
 
 def _group_disjoint(layers: dict[str, Marks]) -> list[dict[str, Marks]]:
     """Groups of layers whose marks reach no common place."""
-    groups: list[tuple[dict[str, Marks], set[tuple[str, str]]]] = []
+    groups: list[dict[str, Marks]] = []
     for name, places in layers.items():
-        fitting = (group for group in groups if group[1].isdisjoint(places))
+        others = ((group, chain.from_iterable(group.values())) for group in groups)
+        fitting = (group for group, taken in others if places.keys().isdisjoint(taken))
         if (chosen := next(fitting, None)) is None:
-            groups.append(chosen := ({}, set()))
-        chosen[0][name] = places
-        chosen[1].update(places)
-    return [group for group, _ in groups]
+            groups.append(chosen := {})
+        chosen[name] = places
+    return groups
 
 
 # The groups of a layer, or layers of one width: the inputs of every block, and the outputs.

@@ -85,9 +85,8 @@ class UnitGates(nn.Module):
         layers = affine_layers(net)
         widths = {n: v.outputs for n, v in (layers | unit_modules(net)).items()}
         self._emitters = self._number(widths, lambda u: u.emitters)
-        carriers = self._number(widths, lambda u: u.carriers)
         self._readers = self._number({n: v.inputs for n, v in layers.items()}, lambda u: u.readers)
-        outputs = {n: self._emitters[n] + carriers[n] for n in widths}
+        outputs = self._number(widths, lambda u: (*u.emitters, *u.carriers))
         self._convolutions = {name for name, view in layers.items() if view.weight.dim() > 2}
         # Inputs of a depthwise layer are not multiplied, because other layers read its outputs.
         inner = {name: numbers for name, numbers in self._readers.items() if bool(numbers.any())}
@@ -105,8 +104,8 @@ class UnitGates(nn.Module):
 
     def expected_cost(self, quantity: Quantity) -> Tensor:
         """The expected cost of the model, as a fraction of the full cost. It is differentiable."""
-        probabilities = self.noise.open_probability({"logit": self.logit})
-        return self.cost(probabilities, quantity).to(self.logit)
+        is_open = self.noise.open_probability({"logit": self.logit})
+        return self.cost(is_open, quantity).to(self.logit)
 
     @contextmanager
     def acting(self, net: nn.Module) -> Iterator[None]:
@@ -228,11 +227,11 @@ class _Cost:
         sizes = [max(1, len(i) * len(o)) for i, o, _, _ in entries]
         prices = torch.tensor([macs, stored], dtype=torch.float64) / torch.tensor(sizes)
         self._price = dict(zip(("macs", "bytes"), prices, strict=True))
-        full_macs = sum(cost.macs for cost in graph.costs.values())
-        full_bytes = sum(t.nbytes for t in net.state_dict().values())
-        self._full = {"macs": full_macs, "bytes": full_bytes}
+        full = sum(cost.macs for cost in graph.costs.values())
+        size = sum(t.nbytes for t in net.state_dict().values())
+        self._full = {"macs": full, "bytes": size}
         # The costs that do not depend on gates.
-        self._rest = {"macs": full_macs - sum(macs), "bytes": full_bytes - sum(stored)}
+        self._rest = {"macs": full - sum(macs), "bytes": size - sum(stored)}
 
     def __call__(self, open_gates: Tensor, quantity: Quantity = "macs") -> Tensor:
         """The cost as a fraction of the full cost, differentiable with respect to the gates."""
@@ -270,12 +269,10 @@ def _join_tied(net: nn.Module, traced: Sequence[Unit]) -> list[tuple[Unit, ...]]
     for ins, outs in equal_places(net):
         read = [[reads.get(place) for place in block] for block in ins]
         fed = [[emits.get(place) for place in block] for block in outs]
-        tied: list[tuple[Unit | None, ...]] = []
-        if len(outs) > 1 and ins[0] and 1 in (len(ins[0]), len(outs[0])):
-            tied = [(*i, *o) for i, o in zip(read, fed, strict=True)]  # groups go as a whole
-        elif len(outs) > 1:
-            tied = [*zip(*read, strict=True), *zip(*fed, strict=True)]
-        for together in tied:
+        tied = [*zip(*read, strict=True), *zip(*fed, strict=True)]
+        if ins[0] and 1 in (len(ins[0]), len(outs[0])):  # groups go as a whole
+            tied = [(*i, *o) for i, o in zip(read, fed, strict=True)]
+        for together in tied if len(outs) > 1 else ():
             for one, other in pairwise(filter(None, together)):
                 sets.join(one, other)
     joined: dict[Unit, list[Unit]] = defaultdict(list)

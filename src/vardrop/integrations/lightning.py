@@ -7,7 +7,7 @@ from vardrop._core.errors import VardropError, import_optional
 import_optional("lightning.pytorch", "lightning")
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -144,6 +144,6 @@ class NoiseLog(Callback):
 
 
 def _elbo(module: LightningModule) -> ELBO:
-    elbo = getattr(module, "elbo", None)
+    elbo: ELBO = getattr(module, "elbo", None)
     check_type("pl_module.elbo", elbo, ELBO, "a vardrop.ELBO, as in LightningELBO")
-    return cast(ELBO, elbo)
+    return elbo

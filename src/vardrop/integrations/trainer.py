@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from vardrop._core.calls import Pick, output_tensor
-from vardrop._core.checks import check_integer, check_number
+from vardrop._core.checks import check_number
 from vardrop._core.rng import process_noise
 from vardrop.conversion import noise_names
 from vardrop.integrations.huggingface import means, read_noise, write_noise
@@ -93,7 +93,6 @@ class ELBOTrainer(Trainer):
                 "examples, which scales the KL."
             )
         self._num_data = len(self.train_dataset) if num_data is None else num_data
-        check_integer("num_data", self._num_data)
         schedule = beta if callable(beta) else constant(beta)
         self.beta = schedule(0.0)
         check_number("beta", self.beta, at_least=0)
@@ -278,18 +277,16 @@ def _generates(model: nn.Module) -> bool:
     return bool(getattr(model, "can_generate", bool)())
 
 
-def _add_decoder_inputs(
-    model: nn.Module, batch: dict[str, object], labels: Tensor
-) -> dict[str, object]:
+def _add_decoder_inputs(model: Any, batch: dict[str, object], labels: Tensor) -> dict[str, object]:
     """The batch with labels shifted to the right for a decoder, as the model itself would do."""
     has_decoder = _config(model, "is_encoder_decoder")
     if not has_decoder or not _generates(model) or not _DECODER_INPUTS.isdisjoint(batch):
         return batch
-    shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    if shift is None:
+    if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
         raise VardropError(
             f"Expected `decoder_input_ids` in the batch of {type(model).__name__}, but got "
             f"{', '.join(batch)}. Pass a data collator that makes them: the labels, shifted to the "
             "right by one position."
         )
-    return {**batch, "decoder_input_ids": shift(labels=labels)}
+    shifted = model.prepare_decoder_input_ids_from_labels(labels=labels)
+    return {**batch, "decoder_input_ids": shifted}

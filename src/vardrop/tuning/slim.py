@@ -154,12 +154,11 @@ def slim(
     for other in runtimes:
         checks.check_choice("runtimes", other, RUNTIMES)
     probes.check_plain(net)
-    slimming = _Slimming(net, data, validation, epochs, lr, loss, multiple, seed, runtime, progress)
-    with torch.inference_mode(mode=False), preserve_rng(slimming.device, seed):
-        is_drop = kind == "max_drop"
-        small = slimming.find_smallest(limit) if is_drop else slimming.train_to(kind, limit)
+    task = _Slimming(net, data, validation, epochs, lr, loss, multiple, seed, runtime, progress)
+    with torch.inference_mode(mode=False), preserve_rng(task.device, seed):
+        small = task.find_smallest(limit) if kind == "max_drop" else task.train_to(kind, limit)
         timed = ("torch", *((runtime,) if kind == "latency" else ()), *runtimes)
-        return slimming.report(small, kind, limit, tuple(dict.fromkeys(timed)))
+        return task.report(small, kind, limit, tuple(dict.fromkeys(timed)))
 
 
 def _make_source(data: calls.LabelledData, device: torch.device) -> BatchSource:
@@ -308,8 +307,8 @@ class _Slimming:
             return self._epoch
 
         done = start.epoch * self.epoch_steps + start.step
-        steps = self.steps - done if price is None else price.steps
-        warmup = _WARMUP if price is None else 1.0  # with gates the rate rises all the time
+        # With gates the rate rises all the time.
+        steps, warmup = (price.steps, 1.0) if price else (self.steps - done, _WARMUP)
 
         def schedule(at: Position) -> tuple[float, float]:
             """One cycle: up for a fraction of the steps, then down to zero."""

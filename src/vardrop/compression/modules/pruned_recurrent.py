@@ -82,8 +82,5 @@ def recurrent_like(layer: nn.RNNBase) -> Callable[..., nn.RNNBase]:
     It takes the input size, the hidden size and `bias`.
     """
     names = ["num_layers", "batch_first", "dropout", "bidirectional"]
-    if layer.mode.startswith("RNN"):
-        names.append("nonlinearity")
-    elif layer.mode == "LSTM":
-        names.append("proj_size")
+    names += {"GRU": [], "LSTM": ["proj_size"]}.get(layer.mode, ["nonlinearity"])
     return partial(type(layer), device="meta", **{name: getattr(layer, name) for name in names})
