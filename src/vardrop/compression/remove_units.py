@@ -109,11 +109,11 @@ def _mark_embedding(layer: nn.Embedding, args: Inputs, output: Tensor) -> Tensor
 
 def _mark_changing(layer: Unrolled, args: Inputs, output: RecurrentOutput) -> RecurrentOutput:
     """A state that changes between steps is not constant, because other sequences are longer."""
-    states, state = output
-    if isinstance(states, PackedSequence):
-        states, steps = states.data, len(states.batch_sizes)
+    y, state = output
+    if isinstance(y, PackedSequence):
+        states, steps = y.data, len(y.batch_sizes)
     else:
-        steps = states.shape[1 if layer.batch_first and states.dim() == 3 else 0]
+        states, steps = y, y.shape[1 if layer.batch_first and y.dim() == 3 else 0]
     if steps < 2:
         raise VardropError("a recurrent layer sees one step, so pass an example with two or more")
     rows = states.flatten(0, -2)

@@ -116,7 +116,10 @@ class ShrinkPlan:
         lines = [
             f"MACs {totals['macs']}, bytes {totals['bytes']}",
             f"latency {before} -> {after} ms for the example",
-            *(*table, *self.notes, self.proof, *([change] if self.thresholds else [])),
+            *table,
+            *self.notes,
+            self.proof,
+            *([change] if self.thresholds else []),
             f"weights that are not zero: {totals['weights']}, {self.compression:.1f} times fewer",
         ]
         return "\n".join(lines)

@@ -144,6 +144,6 @@ class NoiseLog(Callback):
 
 
 def _elbo(module: LightningModule) -> ELBO:
-    elbo: ELBO = getattr(module, "elbo", None)
+    elbo: Any = getattr(module, "elbo", None)
     check_type("pl_module.elbo", elbo, ELBO, "a vardrop.ELBO, as in LightningELBO")
     return elbo
