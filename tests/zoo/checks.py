@@ -123,14 +123,16 @@ def numbers(net):
 
 
 def shrink(entry, kill=kill_by_gates):
-    """The small model has the outputs of the masked model on other examples; the units that go."""
+    """The small model has the outputs of the masked model on other examples; how many units go."""
     plain = entry.build()
     net, batch = kill(copy.deepcopy(plain)), entry.batch(ROWS)
     small, plan = vd.shrink(net, entry.batch(ROWS), progress=False)
     masked = zero_pruned_weights(net)[0]
     assert float((run(entry, small, batch) - run(entry, masked, batch)).abs().max()) < 1e-4
     assert numbers(small) <= numbers(plain), "more numbers than before"
-    removed = sum(r.before.outputs - r.after.outputs for r in plan.layers)
+    # Outputs of layers, or inputs that no embedding gives any more.
+    sides = ((r.before, r.after) for r in plan.layers)
+    removed = sum(b.outputs + b.inputs - a.outputs - a.inputs for b, a in sides)
     assert removed or plan.notes, "nothing removed without a reason"
     return removed
 

@@ -39,6 +39,9 @@ class LayerCost:
     bytes: int
 
 
+Costs = dict[str, LayerCost]  # by module
+
+
 class CountedPass(TorchDispatchMode):
     """One pass of an example that counts the calls and the multiplications of every module.
 
@@ -50,10 +53,8 @@ class CountedPass(TorchDispatchMode):
     def __init__(self, net: nn.Module, inputs: Inputs) -> None:
         super().__init__()
         self.net, self.inputs = net, inputs
-        self.calls: Counter[str] = Counter()
-        self._macs: Counter[str] = Counter()
+        self.calls, self._macs = Counter[str](), Counter[str]()
         self._running: list[str] = []
-        handles = []
 
         def track(name: str | None, *_: object) -> None:
             if name is None:
@@ -62,9 +63,9 @@ class CountedPass(TorchDispatchMode):
                 self.calls[name] += 1
                 self._running.append(name)
 
-        for name, module in net.named_modules():
-            handles.append(module.register_forward_pre_hook(partial(track, name)))
-            handles.append(module.register_forward_hook(partial(track, None)))
+        named = list(net.named_modules())
+        handles = [m.register_forward_pre_hook(partial(track, name)) for name, m in named]
+        handles += [m.register_forward_hook(partial(track, None)) for _, m in named]
         with hooks(*handles), PlainAttention(), self:
             run(net, inputs)
 
@@ -73,11 +74,10 @@ class CountedPass(TorchDispatchMode):
     ) -> Any:
         returned = func(*args, **(kwargs or {}))
         if (count := flop_registry.get(func.overloadpacket)) is not None and self._running:
-            flops = count(*args, **(kwargs or {}), out_val=returned)
-            self._macs[self._running[-1]] += flops // 2
+            self._macs[self._running[-1]] += count(*args, **(kwargs or {}), out_val=returned) // 2
         return returned
 
-    def costs(self) -> dict[str, LayerCost]:
+    def costs(self) -> Costs:
         """The costs of the affine layers, then of other modules that multiply."""
         macs = self._macs.copy()
         for name in named_modules_of(self.net, SlimAttention):
@@ -86,7 +86,7 @@ class CountedPass(TorchDispatchMode):
                 macs[join_name(name, part)] += products // 2
         batch = next((len(t) for t in tensors_in(self.inputs) if t.dim()), 1)
         layers = affine_layers(self.net)
-        costs: dict[str, LayerCost] = {}
+        costs = Costs()
         for name in (*layers, *(n for n, _ in self.net.named_modules() if n not in layers)):
             view, module = layers.get(name), self.net.get_submodule(name)
             parameters = list(module.parameters(recurse=False))
@@ -101,6 +101,6 @@ class CountedPass(TorchDispatchMode):
         return costs
 
 
-def layer_costs(net: nn.Module, inputs: Inputs) -> dict[str, LayerCost]:
+def layer_costs(net: nn.Module, inputs: Inputs) -> Costs:
     """The costs of a model by module. Attention and recurrent layers count as dense layers."""
     return CountedPass(decompose_layers(copy.deepcopy(net)), inputs).costs()

@@ -8,14 +8,13 @@ weights that read an input unit) are found, zeroed and cut out in one way.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.errors import VardropError
 from vardrop._core.integrations import package_of
 from vardrop._core.torch_private import own_tensors
 from vardrop.compression.modules.pruned_recurrent import Recurring
@@ -116,9 +115,8 @@ def replace_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
         # Kernels of 1 x 1 or of one channel are contiguous in both formats, and their strides say
         # which one a convolution uses.
         tensor = tensor.to(memory_format=torch.channels_last)
-    buffer = name in dict(module.named_buffers(recurse=False))
-    trained = old is None or old.requires_grad
-    setattr(module, name, tensor if buffer else nn.Parameter(tensor, trained))
+    is_parameter = isinstance(old, nn.Parameter)
+    setattr(module, name, nn.Parameter(tensor, old.requires_grad) if is_parameter else tensor)
 
 
 class AffineView:
@@ -138,21 +136,22 @@ class AffineView:
         self.axis = 1 - self.weight.dim() if len(sizes) == 3 else -1
         self.is_depthwise = self.groups == self.inputs == self.outputs > 1
 
-    def blocks(self, tensor: Tensor) -> Tensor:
-        """A view (groups, outputs / groups, inputs / groups, *kernel) of a tensor like W."""
-        inputs, outputs = self.inputs // self.groups, self.outputs // self.groups
+    def blocks(self) -> Tensor:
+        """A view (groups, outputs / groups, inputs / groups, *kernel) of the weight."""
+        sides = self.inputs // self.groups, self.outputs // self.groups
+        kernel = self.weight.shape[2:]
         if self.layout.transposed:
-            return tensor.view(self.groups, inputs, outputs, *tensor.shape[2:]).transpose(1, 2)
-        return tensor.view(self.groups, outputs, inputs, *tensor.shape[2:])
+            return self.weight.view(self.groups, *sides, *kernel).transpose(1, 2)
+        return self.weight.view(self.groups, *reversed(sides), *kernel)
 
     def scale_inputs(self, factors: Tensor) -> None:
         """Multiply the weights of each input by a number, in place."""
-        blocks = self.blocks(self.weight)
+        blocks = self.blocks()
         blocks.mul_(factors.view(self.groups, 1, -1, *(1 for _ in blocks.shape[3:])))
 
     def zero(self, inputs: Tensor, outputs: Tensor) -> None:
         """Zero the weights of these inputs and of these outputs, in place."""
-        blocks = self.blocks(self.weight)
+        blocks = self.blocks()
         columns, rows = self.inputs // self.groups, self.outputs // self.groups
         blocks[inputs // columns, :, inputs % columns] *= 0
         blocks[outputs // rows, outputs % rows] *= 0
@@ -169,19 +168,17 @@ class AffineView:
 
     def unread(self) -> Tensor:
         """For every input unit, whether no weight reads it."""
-        return ~self.blocks(self.weight).ne(0).transpose(1, 2).flatten(2).any(2).flatten()
+        return ~self.blocks().ne(0).transpose(1, 2).flatten(2).any(2).flatten()
 
     def resize(self, inputs: Tensor, outputs: Tensor) -> None:
-        """Cut the layer down to the inputs and outputs that are True, in place."""
+        """Cut the layer down to the inputs and outputs that are True, in place.
+
+        Its groups have to keep equally many of them.
+        """
         inputs, outputs = inputs.to(self.weight.device), outputs.to(self.weight.device)
         groups = inputs.view(self.groups, -1), outputs.view(self.groups, -1)
-        blocks = zip(self.blocks(self.weight), *groups, strict=True)
+        blocks = zip(self.blocks(), *groups, strict=True)
         parts = [block[o][:, i] for block, i, o in blocks if bool(i.any() | o.any())]
-        if len({p.shape for p in parts}) != 1:
-            raise VardropError(
-                f"Expected every group of {self.layer} to keep as many inputs and outputs, "
-                f"but got {[tuple(p.shape[:2]) for p in parts]}."
-            )
         rows = [p.transpose(0, 1) if self.layout.transposed else p for p in parts]
         replace_tensor(self.layer, "weight", torch.cat(rows).contiguous())
         if self.bias is not None:
@@ -200,26 +197,25 @@ class Units:
 
     def __init__(self, layer: Any, layout: UnitLayout) -> None:
         self.layer, self.layout = layer, layout
-        sizes = [t.shape[layout.axis] for _, t in self.tensors()]
+        sizes = [tensor.shape[layout.axis] for tensor in self.tensors().values()]
         self.outputs: int = max(sizes) if sizes else getattr(layer, layout.sizes[-1])
         self.axis: int = -1 if layout.emits else getattr(layer, "axis", 1)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Its tensors with one entry per unit."""
-        for name in self.layout.tensors:
-            if (tensor := getattr(self.layer, name)) is not None:
-                yield name, tensor.detach()
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors with one entry per unit, by name."""
+        tensors = {name: getattr(self.layer, name) for name in self.layout.tensors}
+        return {name: tensor.detach() for name, tensor in tensors.items() if tensor is not None}
 
     def fill(self, units: Tensor, number: float) -> None:
         """Write a number into the entries of these units, in place."""
-        for _, tensor in self.tensors():
+        for tensor in self.tensors().values():
             tensor.index_fill_(self.layout.axis, units.to(tensor.device), number)
 
     def resize(self, keep: Tensor) -> None:
         """Cut it down to the units that are True, in place."""
         if self.outputs == 1:
             return
-        for name, tensor in self.tensors():
+        for name, tensor in self.tensors().items():
             index = keep.nonzero().flatten().to(tensor.device)
             replace_tensor(self.layer, name, tensor.index_select(self.layout.axis, index))
         if self.layout.sizes:
@@ -234,8 +230,7 @@ class Units:
 
 def bare_units(net: nn.Module) -> dict[str, Units]:
     """Tensors of modules without a layout, by name and axis, that may have an entry per unit."""
-    layers = affine_layers(net).values()
-    widths = {width for view in layers for width in (view.inputs, view.outputs)} - {1}
+    widths = {n for view in affine_layers(net).values() for n in (view.inputs, view.outputs)} - {1}
     return {
         f"{join_name(name, key)}:{axis}": Units(module, UnitLayout((), (key,), axis, emits=True))
         for name, module in net.named_modules()
@@ -247,33 +242,29 @@ def bare_units(net: nn.Module) -> dict[str, Units]:
     }
 
 
-def record_sizes(net: nn.Module) -> dict[str, tuple[int, int]]:
-    """The numbers of inputs and outputs of the layers by name."""
-    return {name: (view.inputs, view.outputs) for name, view in affine_layers(net).items()}
-
-
-def settle_sizes(net: nn.Module, before: dict[str, tuple[int, int]]) -> None:
+def settle_sizes(net: nn.Module, before: Mapping[str, AffineView]) -> None:
     """Update the sizes that modules keep in addition to the sizes of their layers.
 
     An integer of a module is such a size if only layers that changed had it. A number of heads
-    changes in proportion to them.
+    changes in proportion to them. `before` are views of the layers from before the change.
     """
     pairs: dict[str, set[tuple[int, int]]] = defaultdict(set)  # old and new sizes by owner
-    for name, sizes in record_sizes(net).items():
-        pairs[name.rpartition(".")[0]].update(zip(before.get(name, ()), sizes, strict=False))
+    for name, view in affine_layers(net).items():
+        if (old_view := before.get(name)) is not None:
+            sizes = (old_view.inputs, view.inputs), (old_view.outputs, view.outputs)
+            pairs[name.rpartition(".")[0]].update(sizes)
     for owner, old_and_new in pairs.items():
-        module, changed = net.get_submodule(owner), {p for p in old_and_new if p[0] != p[1]}
-        if not changed or type(module) in _SIZES or package_of(type(module)) == "torch":
+        module, same = net.get_submodule(owner), {old for old, new in old_and_new if old == new}
+        changed = {(old, new) for old, new in old_and_new if old != new}
+        if type(module) in _SIZES or package_of(type(module)) == "torch":
             continue
-        same = {old for old, new in old_and_new if old == new}
-        for name, number in list(vars(module).items()):
-            if type(number) is int:
-                candidates = {new for old, new in changed if old == number and number not in same}
-                if name in _HEADS:
-                    grown = ((number * new, old) for old, new in changed)
-                    candidates = {size // old for size, old in grown if size % old == 0}
-                if len(candidates) == 1:
-                    setattr(module, name, candidates.pop())
+        for name, number in [(n, v) for n, v in vars(module).items() if type(v) is int]:
+            candidates = {new for old, new in changed if old == number and old not in same}
+            if name in _HEADS:
+                heads = ((number * new, old) for old, new in changed)
+                candidates = {size // old for size, old in heads if size % old == 0}
+            if len(candidates) == 1:
+                setattr(module, name, candidates.pop())
     for module in net.modules():
         for name, size in _SIZES.get(type(module), {}).items():
             setattr(module, name, size(module))

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from vardrop._core.calls import tensors_in
 from vardrop._core.modules import hooks
 from vardrop._core.torch_private import PlainAttention, own_tensors
-from vardrop.compression.layer_views import (
-    AffineView,
-    Units,
-    affine_layers,
-    bare_units,
-    join_name,
-    layout_of,
-    unit_modules,
-)
+from vardrop.compression import layer_views
 from vardrop.compression.probes import Inputs, run
 
 # Marked units by role and module. Readers and carriers distinguish units. A module that takes all
@@ -37,32 +26,31 @@ class Tracer:
 
     def __init__(self, net: nn.Module, inputs: Inputs, advance: Callable[[], None]) -> None:
         self.net, self.inputs, self.advance = net, inputs, advance
-        self.layers, modules = affine_layers(net), unit_modules(net)
+        self.layers, modules = layer_views.affine_layers(net), layer_views.unit_modules(net)
         self.carriers = {n: u for n, u in modules.items() if not u.layout.emits and u.outputs > 1}
-        bare = bare_units(net)
-        tables = {n: u for n, u in modules.items() if u.layout.emits and n not in bare}
-        self.emitters: dict[str, AffineView | Units] = {**self.layers, **tables}
+        bare = layer_views.bare_units(net)
+        self.emitters: dict[str, layer_views.AffineView | layer_views.Units] = {
+            **self.layers,
+            **{n: u for n, u in modules.items() if u.layout.emits and n not in bare},
+        }
         self.whole = {  # modules with tensors of an unknown layout
             name: module
             for name, module in net.named_modules()
             if any(own_tensors(module))
-            and all(layout_of(part) is None for part in module.modules())
+            and all(layer_views.layout_of(part) is None for part in module.modules())
         }
-        verdicts: dict[str, list[bool]] = defaultdict(list)
-
-        def compare(name: str, module: nn.Module, args: Inputs, output: object) -> None:
-            verdicts[name].append(_keeps_marks(module, args, output))
-
-        leaves = {n: m for n, m in self.whole.items() if not any(True for _ in m.children())}
-        with hooks(*(m.register_forward_hook(partial(compare, n)) for n, m in leaves.items())):
+        verdicts = {n: list[bool]() for n, m in self.whole.items() if not list(m.children())}
+        pairs = ((self.whole[name], partial(_compare, calls)) for name, calls in verdicts.items())
+        with hooks(*(module.register_forward_hook(hook) for module, hook in pairs)):
             run(net, inputs)
-        for name in (name for name, calls in verdicts.items() if all(calls)):
-            del self.whole[name]  # it treats every unit separately, such as a `LayerScale`
+        # Some treat every unit separately, such as a `LayerScale`.
+        separate = {name for name, calls in verdicts.items() if calls and all(calls)}
+        self.whole = {name: m for name, m in self.whole.items() if name not in separate}
         # The remaining tensors of no layer by name, and their views by name and axis.
         self.other = {
-            join_name(name, key): tensor
+            layer_views.join_name(name, key): tensor
             for name, module in net.named_modules()
-            if layout_of(module) is None and name not in self.whole
+            if layer_views.layout_of(module) is None and name not in self.whole
             for key, tensor in own_tensors(module)
             if tensor.is_floating_point() and tensor.numel() > 1
         }
@@ -81,19 +69,20 @@ class Tracer:
         entry of `tensors` is marked, too.
         """
         marks: Marks = {}
-        handles: list[RemovableHandle] = []
-        for name, whole in self.whole.items():
-            handles += _keep_in_place(("whole", name), whole, marks, until_whole)
-        for name, view in self.emitters.items():
-            if name in sources:
-                hook = partial(_mark, sources[name], view.axis)
-                handles.append(view.layer.register_forward_hook(hook))
+        handles = [module.register_forward_hook(_keep_in_place) for module in self.whole.values()]
+        handles += [
+            module.register_forward_pre_hook(partial(_note_whole, name, marks, until_whole))
+            for name, module in self.whole.items()
+        ]
+        for name in self.emitters.keys() & sources.keys():
+            mark = partial(_mark, sources[name], self.emitters[name].axis)
+            handles.append(self.emitters[name].layer.register_forward_hook(mark))
         for role, modules in (("carriers", self.carriers), ("readers", self.layers)):
             for name, module in modules.items():
                 note = partial(_note, (role, name), module.axis, marks, role == "readers")
                 handles.append(module.layer.register_forward_pre_hook(note))
         bare = {name: view for name, view in self.bare.items() if name in sources}
-        marked = [*tensors, *(t for view in bare.values() for _, t in view.tensors())]
+        marked = [*tensors, *(t for view in bare.values() for t in view.tensors().values())]
         originals = [tensor.detach().clone() for tensor in marked]
         try:
             for tensor in tensors:
@@ -141,13 +130,11 @@ class Tracer:
                 name = names[int(ones)]
                 targets.setdefault(name, target)
                 widths = [t.shape[-1] for t in self.whole[target].parameters() if t.dim()]
-                if max(widths, default=sys.maxsize) < self.units[name]:
+                if max(widths, default=self.units[name]) < self.units[name]:
                     norms_of_heads.append(target)
-        if not norms_of_heads:
-            return targets
-        for target in norms_of_heads:  # marks spread within a head
-            del self.whole[target]
-        return self.layers_before_whole()
+        # Marks spread within a head.
+        self.whole = {name: m for name, m in self.whole.items() if name not in norms_of_heads}
+        return self.layers_before_whole() if norms_of_heads else targets
 
     def number_blocks(self, layers: dict[str, Marks]) -> dict[str, tuple[Numbers, Tensor]]:
         """Number the units of layers that mix only within blocks of one size.
@@ -173,23 +160,22 @@ class Tracer:
 
 
 def _input_of_same_shape(args: Inputs, output: object) -> Tensor | None:
-    """The first argument of a call, if the call returns a tensor of its shape."""
+    """The first argument of a call, if it and the returned tensor are numbers of one shape."""
     x = args[0] if args else None
     if isinstance(x, Tensor) and isinstance(output, Tensor) and x.shape == output.shape:
-        return x
+        return x if x.is_floating_point() and output.is_floating_point() else None
     return None
 
 
-def _keeps_marks(module: nn.Module, args: Inputs, output: object) -> bool:
-    """Whether a marked unit along some axis leaves a call of a module as it entered it."""
-    if len(args) != 1 or (x := _input_of_same_shape(args, output)) is None:
-        return False
-    sizes = {size for _, tensor in own_tensors(module) for size in tensor.shape}
-    for axis in (axis for axis, size in enumerate(x.shape) if size in sizes - {1}):
-        marked = x.index_fill(axis, torch.zeros(1, dtype=torch.long, device=x.device), torch.nan)
-        if bool((module.forward(marked).isnan() == marked.isnan()).all()):
-            return True
-    return False
+def _compare(verdicts: list[bool], module: nn.Module, args: Inputs, output: object) -> None:
+    """Note whether a marked unit along some axis leaves a call of a module as it entered it."""
+    x, marked = _input_of_same_shape(args, output), list[Tensor]()
+    if x is not None and len(args) == 1:
+        sizes = {size for _, tensor in own_tensors(module) for size in tensor.shape} - {1}
+        first = torch.zeros(1, dtype=torch.long, device=x.device)
+        axes = (axis for axis, size in enumerate(x.shape) if size in sizes)
+        marked = [x.index_fill(axis, first, torch.nan) for axis in axes]
+    verdicts.append(any(bool((module.forward(m).isnan() == m.isnan()).all()) for m in marked))
 
 
 def _partitions(units: int) -> Iterator[Tensor]:
@@ -218,21 +204,23 @@ class Numbers(dict[tuple[str, str], Tensor]):
                 return name
         return None
 
-    def reach(self, codes: Tensor) -> list[tuple[Marks, bool]]:
-        """The places that each code may reach, and whether that is unclear.
+    def reach(self, codes: dict[str, int]) -> tuple[dict[str, Marks], list[str]]:
+        """The places that the code of each layer may reach, and the layers for which it is unclear.
 
         It is unclear at places that several codes reach, if one of them may be this code.
         """
-        reached: list[tuple[Marks, bool]] = [({}, False) for _ in codes]
+        names, column = list(codes), torch.tensor([*codes.values()])[:, None]
+        reached: dict[str, Marks] = {name: {} for name in names}
+        unclear = set[str]()
         for place, (zeros, ones) in self.items():
             several = zeros & ones
-            fits = (ones ^ codes[:, None]) & ~several == 0  # (codes, units)
+            fits = (ones ^ column) & ~several == 0  # (codes, units)
             possible = fits & (zeros | ones).bool()
             for i in possible.any(1).nonzero().flatten().tolist():
-                marks, unclear = reached[i]
-                marks[place] = possible[i]
-                reached[i] = marks, unclear or bool(several[possible[i]].any())
-        return reached
+                reached[names[i]][place] = possible[i]
+                if bool(several[possible[i]].any()):
+                    unclear.add(names[i])
+        return reached, [name for name in names if name in unclear]
 
 
 def _mark(mask: Tensor, axis: int, module: nn.Module, args: Inputs, output: Tensor) -> Tensor:
@@ -251,27 +239,21 @@ def _note(
     return (args[0].masked_fill(args[0].isnan(), 0.0), *args[1:]) if stop else args
 
 
-def _keep_in_place(
-    place: tuple[str, str], module: nn.Module, marks: Marks, end: bool
-) -> Iterator[RemovableHandle]:
-    """Assume that a module which keeps the shape of its input also keeps the order of units.
+def _note_whole(name: str, marks: Marks, end: bool, module: nn.Module, args: Inputs) -> None:
+    """Note whether marks reach a module that takes units together.
 
-    With `end` marks stop there, also for other modules that read the same tensor.
+    With `end` they stop there, also for other modules that read the same tensor.
     """
+    marked = [t for t in tensors_in(args) if t.is_floating_point() and bool(t.isnan().any())]
+    if marked:
+        marks["whole", name] = torch.ones(1, dtype=torch.bool)
+    for tensor in marked if end else ():
+        if 0 not in tensor.stride():  # several positions of an expanded tensor are one number
+            tensor.masked_fill_(tensor.isnan(), 0.0)
 
-    def before(_: nn.Module, args: Inputs) -> None:
-        marked = [t for t in tensors_in(args) if t.is_floating_point() and bool(t.isnan().any())]
-        if marked:
-            marks[place] = torch.ones(1, dtype=torch.bool)
-        for tensor in marked if end else ():
-            if 0 not in tensor.stride():  # several positions of an expanded tensor are one number
-                tensor.masked_fill_(tensor.isnan(), 0.0)
 
-    def after(_: nn.Module, args: Inputs, output: Any) -> Tensor | None:
-        x = _input_of_same_shape(args, output)
-        if x is None or not (x.is_floating_point() and output.is_floating_point()):
-            return None
-        return output.masked_fill(output.isnan(), 0.0).masked_fill(x.isnan(), torch.nan)
-
-    yield module.register_forward_pre_hook(before)
-    yield module.register_forward_hook(after)
+def _keep_in_place(module: nn.Module, args: Inputs, output: Any) -> Tensor | None:
+    """Assume that a module which keeps the shape of its input also keeps the order of units."""
+    if (x := _input_of_same_shape(args, output)) is None:
+        return None
+    return torch.where(x.isnan(), torch.nan, output.masked_fill(output.isnan(), 0.0))

@@ -51,11 +51,9 @@ def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
         )
     if not isinstance(threshold, Mapping):
         if len({(r.threshold, r.keep_above) for r in relevances.values()}) > 1:
-            signs = ((n, ">" if r.keep_above else "<", r.threshold) for n, r in relevances.items())
-            texts = ", ".join(f"'{n}' {sign} {number}" for n, sign, number in signs)
             raise VardropError(
-                "Expected one threshold for modules with one rule, but got "
-                f"{threshold} for the rules {texts}. Pass thresholds by module name."
+                f"Expected one threshold for modules with one rule, but got {threshold} for "
+                f"several rules. Pass one threshold for each of {sorted(relevances)}."
             )
         threshold = dict.fromkeys(relevances, float(threshold))
     if unknown := sorted(set(threshold) - set(relevances)):
@@ -149,9 +147,8 @@ def decompose_layers(net: nn.Module) -> nn.Module:
 def recompose_layers(net: nn.Module) -> nn.Module:
     """Replace dense layers by torch's recurrent layers, and by its attention if no head is gone."""
     for name, layer in list(net.named_modules()):
-        torch_layer = layer.recompose() if isinstance(layer, SlimAttention | Unrolled) else None
-        if torch_layer is not None:
-            net = replace_module(net, name, torch_layer)
+        if isinstance(layer, SlimAttention | Unrolled) and (plain := layer.recompose()) is not None:
+            net = replace_module(net, name, plain)
     return net
 
 
@@ -160,17 +157,15 @@ def _make_layer_plain(
     module: Variational, name: str, masks: dict[str, Tensor], deviations: dict[str, Tensor]
 ) -> None:
     """Zero the pruned weights and the weights of pruned gate units, and remove the noise."""
-    layers = {name: module}
-    layers |= {join_name(name, part_name): part for part_name, part in module.sublayers().items()}
+    parts = {join_name(name, part_name): part for part_name, part in module.sublayers().items()}
+    layers, gate = {name: module, **parts}, module.gate
     for layer_name, layer in layers.items():
         for weight_name in layer.weight_axes:
             if (alive := masks.get(tensor_name(layer_name, weight_name))) is not None:
                 getattr(layer, weight_name).mul_(alive)
-    gated = {}
-    if module.gate is not None:
-        if (alive := masks.get(join_name(name, "gate"))) is not None:
-            module.scale_units(alive, module.gate.side)
-        gated = {id(weight): key for key, weight in module.gated_weights().items()}
+    if gate is not None and (alive := masks.get(join_name(name, "gate"))) is not None:
+        module.scale_units(alive, gate.side)
+    gated = {id(weight): key for key, weight in module.gated_weights().items()} if gate else {}
     for layer_name, layer in layers.items():
         for weight_name, tensor in layer.noisy_tensors().items():
             if tensor.axes.input:
@@ -196,12 +191,10 @@ def _variance_with_gate(
         return per_unit(layer.per_feature(units, key), variance, gate.side, tensor.axes)
 
     unit_mean, log_alpha = gate.unit_mean(), gate.get_log_alpha()
-    mean = torch.ones_like(variance)
-    if unit_mean is not None:
-        mean = mean * per_weight(unit_mean)
+    mean = torch.ones_like(variance) if unit_mean is None else per_weight(unit_mean)
     total = variance * mean.square()
     if log_alpha is None:
         return total
-    finite = log_alpha.clamp(max=80.0).exp()  # also if E z, and with it the product, is zero
-    alpha = per_weight(finite.expand(gate.units))
+    # The limit keeps alpha finite if E z, and with it the product, is zero.
+    alpha = per_weight(log_alpha.clamp(max=80.0).exp().expand(gate.units))
     return total + alpha * mean.square() * (variance + to_float32_or_wider(tensor.mean).square())

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from vardrop._core.checks import check_net, check_number
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import check_readable, write_atomically
-from vardrop._core.torch_private import own_parameters
-from vardrop.compression.layer_views import join_name, layout_of
+from vardrop.compression.layer_views import layout_of
 from vardrop.compression.probes import check_plain
 from vardrop.compression.save import (
     PACKED,
@@ -119,7 +118,20 @@ def pack(
         standard_deviations = plan.standard_deviations if plan else {}
     steps = _grid_steps(net, standard_deviations, tolerance)
     raw, per_weight = _to_bytes(net, steps)
-    _compare(net, _from_bytes(raw, str(path), net), steps)
+    decoded = _from_bytes(raw, str(path), net).state_dict()
+    for name, original in net.state_dict().items():
+        tensor, back = original.detach().cpu(), decoded[name].cpu()
+        same = tensor.dtype == back.dtype and torch.equal(_raw(tensor), _raw(back))
+        if name in steps:
+            off = (tensor.double() - back.double()).abs()
+            # Half a step, and the rounding of the tensor's precision.
+            allowed = 0.5 * steps[name] + torch.finfo(tensor.dtype).eps * tensor.double().abs()
+            same = bool((off <= 1.001 * allowed).all())
+        if not same:
+            raise VardropError(
+                f"Expected '{name}' to be the same after decoding, but got other numbers. "
+                "Nothing was written."
+            )
     size = plan.total("bytes")[0] if plan else sum(4 * p.numel() for p in net.parameters())
     write_atomically(target, raw)
     return PackReport(len(raw), size, per_weight)
@@ -130,17 +142,17 @@ def _grid_steps(
 ) -> dict[str, float]:
     """The rounding step of every weight: `tolerance` posterior standard deviations.
 
-    If there are none, they are assumed to be a fraction of the root mean square of the weights.
+    With the harmonic mean of the variances, the mean of (step / deviation)^2 is tolerance^2. If
+    there are no deviations, they are assumed to be a fraction of the root mean square of the
+    weights.
     """
     tensors, steps = net.state_dict(), {}
-    if not deviations:
-        deviations = _assume_deviations(net)
     if unknown := sorted(set(deviations) - set(tensors)):
         raise VardropError(
             f"Expected `standard_deviations` to name tensors of the model, but got "
             f"{', '.join(unknown)}. Pack the result of vardrop.shrink unchanged."
         )
-    for name, deviation in deviations.items():
+    for name, deviation in (deviations or _assume_deviations(net)).items():
         weight = tensors[name]
         if deviation.shape != weight.shape:
             raise VardropError(
@@ -155,32 +167,24 @@ def _grid_steps(
                 f"Expected the standard deviations of '{name}' to be positive and finite, but got "
                 f"{float(nonzero.min())} to {float(nonzero.max())}."
             )
-        steps[name] = _step_for(nonzero, tolerance)
+        steps[name] = 1.0
+        if nonzero.numel():
+            # Relative to the smallest, so that no square exceeds the range of a double.
+            smallest = float(nonzero.min())
+            mean = float((smallest / nonzero).square().mean())
+            steps[name] = float(f"{tolerance * smallest / math.sqrt(mean):.{_GRID}g}")
     return steps
 
 
 def _assume_deviations(net: nn.Module) -> dict[str, Tensor]:
     deviations = {}
-    for name, module in net.named_modules():
-        weight = own_parameters(module).get("weight")
-        if layout_of(module) is not None and weight is not None and weight.dim() > 1:
+    for name, weight in net.named_parameters(remove_duplicate=False):
+        owner, _, key = name.rpartition(".")
+        if key == "weight" and weight.dim() > 1 and layout_of(net.get_submodule(owner)):
             nonzero = weight.detach()[weight != 0].double()
             size = float(nonzero.square().mean().sqrt()) if nonzero.numel() else 1.0
-            deviations[join_name(name, "weight")] = torch.full_like(weight, _ASSUMED * size)
+            deviations[name] = torch.full_like(weight, _ASSUMED * size)
     return deviations
-
-
-def _step_for(deviations: Tensor, tolerance: float) -> float:
-    """The step of a uniform grid: `tolerance` times the standard deviation of nonzero weights.
-
-    With the harmonic mean of the variances, the mean of (step / deviation)^2 is tolerance^2.
-    """
-    if not deviations.numel():
-        return 1.0
-    # Relative to the smallest, so that no square exceeds the range of a double.
-    smallest = float(deviations.min())
-    mean = float((smallest / deviations).square().mean())
-    return float(f"{tolerance * smallest / math.sqrt(mean):.{_GRID}g}")
 
 
 def _sort_tensors(net: nn.Module) -> dict[str, Tensor]:
@@ -188,35 +192,14 @@ def _sort_tensors(net: nn.Module) -> dict[str, Tensor]:
 
     For example, `torch.nn.utils.prune.remove` registers a weight again, after the bias.
     """
-    tensors = net.state_dict()
+    tensors, positions = net.state_dict(), {}
     owners = list(dict.fromkeys(name.rpartition(".")[0] for name in tensors))
     parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
-
-    def position(name: str) -> tuple[int, bool, bool, str]:
+    for name in tensors:
         owner, _, key = name.rpartition(".")
-        is_buffer = name not in parameters
-        return owners.index(owner), is_buffer, "bias" in key, "" if is_buffer else key
-
-    return {name: tensors[name] for name in sorted(tensors, key=position)}
-
-
-def _compare(net: nn.Module, decoded: nn.Module, steps: dict[str, float]) -> None:
-    """Raise an error if a decoded tensor differs by more than half a step."""
-    tensors = decoded.state_dict()
-    for name, original in net.state_dict().items():
-        tensor, back = original.detach().cpu(), tensors[name].cpu()
-        if name in steps:
-            off = (tensor.double() - back.double()).abs()
-            # Half a step, and the rounding of the tensor's precision.
-            allowed = 0.5 * steps[name] + torch.finfo(tensor.dtype).eps * tensor.double().abs()
-            same = bool((off <= 1.001 * allowed).all())
-        else:
-            same = tensor.dtype == back.dtype and torch.equal(_raw(tensor), _raw(back))
-        if not same:
-            raise VardropError(
-                f"Expected '{name}' to be the same after decoding, but got other numbers. "
-                "Nothing was written."
-            )
+        order = (False, "bias" in key, key) if name in parameters else (True, "bias" in key, "")
+        positions[name] = (owners.index(owner), *order)
+    return {name: tensors[name] for name in sorted(tensors, key=positions.__getitem__)}
 
 
 def _raw(tensor: Tensor) -> Tensor:
@@ -236,9 +219,9 @@ def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str,
             exact.append(_raw(tensor).numpy().tobytes())
             continue
         integers = _differences(tensor.long()) if step is None else _quantise(name, tensor, step)
-        levels, counts = integers.flatten().unique(return_counts=True)
+        levels, index, counts = integers.flatten().unique(return_inverse=True, return_counts=True)
         codes.append((step, _differences(levels).tolist(), counts.tolist()))
-        coder.write(torch.searchsorted(levels, integers.flatten()), counts.tolist())
+        coder.write(index, counts.tolist())
         if step is not None:
             count = counts.double()
             bits = abs(float((count * (count / count.sum()).log2()).sum()))
@@ -313,17 +296,15 @@ def _decode(
             continue
         step, differences, counts = code
         integers = all(type(n) is int for n in (*differences, *counts))
-        if not integers or len(differences) != len(counts) or min(counts, default=1) < 1:
-            raise VardropError(f"Expected a histogram for '{name}', but got something else.")
-        if sum(counts) != like.numel():
+        positive = integers and len(differences) == len(counts) and min(counts, default=1) >= 1
+        if not positive or sum(counts) != like.numel():
             raise VardropError(
-                f"Expected {like.numel()} values for '{name}', but got {sum(counts)}. "
+                f"Expected a histogram of {like.numel()} values for '{name}', but got another one. "
                 "Pass a model of the class that was packed."
             )
         if step is not None:
             check_number(f"the step of '{name}'", step, above=0)
-        levels = torch.tensor(differences, dtype=torch.long).cumsum(0)
-        coded = levels[coder.read(counts)]
+        coded = torch.tensor(differences, dtype=torch.long).cumsum(0)[coder.read(counts)]
         numbers = coded.cumsum(0) if step is None else coded.double() * step
         tensors[name] = numbers.to(like.dtype).view(like.shape)
     return tensors

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
+from timeit import timeit
 from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import (
-    Batch,
-    LabelledData,
-    call_net,
-    clone_batch,
-    labelled_batches,
-    map_tensors,
-    output_tensor,
-    plain_batch,
-    tensors_in,
-)
-from vardrop._core.checks import check_net, describe_value
+from vardrop._core import calls
+from vardrop._core.checks import describe_value
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError, report_arguments, report_errors
 from vardrop._core.modules import evaluating
@@ -49,16 +40,15 @@ _TOLERANCE = 1e-5  # relative to the largest output
 _SCALES = (0.01, 1.0, 1.0, 10.0, 100.0)  # of random inputs
 
 
-def to_arguments(example_input: Batch) -> Inputs:
+def to_arguments(x: calls.Batch) -> Inputs:
     """The arguments of a model: a tuple unchanged, and any other input as the only argument."""
-    return example_input if isinstance(example_input, tuple) else (plain_batch(example_input),)
+    return x if isinstance(x, tuple) else (calls.plain_batch(x),)
 
 
 def check_plain(net: nn.Module) -> None:
     """Raise an error if a model has noise that `shrink` removes. Noise of a `Head` is allowed."""
     check_model(net)
-    noisy = [n for n in named_modules_of(net, Noisy) if n not in named_modules_of(net, Head)]
-    if noisy:
+    if noisy := [n for n, m in named_modules_of(net, Noisy).items() if not isinstance(m, Head)]:
         raise VardropError(
             f"Expected `net` to be plain, but got noise in '{noisy[0]}'. Pass the result of "
             "vardrop.shrink(net, example_input)."
@@ -67,7 +57,7 @@ def check_plain(net: nn.Module) -> None:
 
 def check_runs(net: nn.Module, inputs: Inputs) -> None:
     """Raise an error if an example is empty or not finite, or if the model does not take it."""
-    tensors = tensors_in(inputs)
+    tensors = calls.tensors_in(inputs)
     if not tensors or any(t.numel() == 0 for t in tensors):
         raise VardropError(
             "Expected `example_input` to be a tensor, or a tuple or dictionary of arguments, with "
@@ -90,27 +80,25 @@ def check_runs(net: nn.Module, inputs: Inputs) -> None:
 def run(net: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The tensors that a model returns in evaluation mode."""
     with torch.no_grad(), evaluating(net):
-        return tensors_in(call_net(net, clone_batch(inputs)))
+        return calls.tensors_in(calls.call_net(net, calls.clone_batch(inputs)))
 
 
-def outputs(net: nn.Module, data: LabelledData, name: str = "data") -> tuple[Tensor, Tensor]:
+def outputs(net: nn.Module, data: calls.LabelledData, name: str = "data") -> tuple[Tensor, Tensor]:
     """All outputs of a model in evaluation mode, and the targets."""
-    check_net(net)
-    examples = list(labelled_batches(data, name))
+    examples = list(calls.labelled_batches(data, name))
     with torch.no_grad(), evaluating(net):
-        batches = (clone_batch(to_arguments(x)) for x, _ in examples)
-        predictions = torch.cat([output_tensor(call_net(net, batch)) for batch in batches])
-    return predictions, torch.cat([y for _, y in examples])
+        batches = (calls.clone_batch(to_arguments(x)) for x, _ in examples)
+        predictions = [calls.output_tensor(calls.call_net(net, batch)) for batch in batches]
+    return torch.cat(predictions), torch.cat([y for _, y in examples])
 
 
-def score(net: nn.Module, data: LabelledData, metric: Metric) -> float:
+def score(net: nn.Module, data: calls.LabelledData, metric: Metric) -> float:
     """The metric of a model's outputs and the targets."""
     with report_arguments("data", "metric"):
         returned = metric(*outputs(net, data))
-    try:
+    number = math.nan
+    with suppress(TypeError, ValueError):
         number = float(returned)
-    except (TypeError, ValueError):
-        number = math.nan
     if math.isnan(number):
         raise VardropError(f"Expected `metric` to return a number, but got {returned!r}.")
     return number
@@ -127,12 +115,10 @@ def time_interleaved(
     best = dict.fromkeys(calls, math.inf)
     for name, function in [*calls.items()] * rounds:
         function()
-        tries, start = 0, time.perf_counter()
-        while tries < 5 or time.perf_counter() - start < _BUDGET:
-            begin = time.perf_counter()
-            function()
-            best[name] = min(best[name], time.perf_counter() - begin)
-            tries += 1
+        seconds: list[float] = []
+        while len(seconds) < 5 or sum(seconds) < _BUDGET:
+            seconds.append(timeit(function, number=1))
+        best[name] = min(best[name], *seconds)
     return best
 
 
@@ -148,11 +134,9 @@ class Probes:
         self.expected = [(example, run(net, example))]
         generator = torch.Generator().manual_seed(0)
         for scale in _SCALES:
-            probe = map_tensors(partial(_draw_like, scale, generator), example)
-            try:
+            probe = calls.map_tensors(partial(_draw_like, scale, generator), example)
+            with suppress(*CODE_ERRORS):  # some models take no other integers
                 self.expected.append((probe, run(net, probe)))
-            except CODE_ERRORS:  # some models take no other integers
-                continue
 
     def equal(self, other: nn.Module) -> bool:
         """Whether another model has the same outputs, up to rounding.
@@ -164,14 +148,12 @@ class Probes:
         for is_fast in (True, False):
             for module in () if is_fast else other.modules():
                 disable_encoder_fastpath(module)
-            try:
+            with suppress(*CODE_ERRORS):  # a model that does not run is not equal
                 far = [x for x, expected in self.expected if not _close(expected, run(other, x))]
                 nets = [copy.deepcopy(net).double() for net in (self.net, other) if far]
-                wide = [map_tensors(_to_double, x) for x in far]
+                wide = calls.map_tensors(lambda t: t.double() if t.is_floating_point() else t, far)
                 if all(_close(*(run(net, x) for net in nets)) for x in wide):
                     return True
-            except CODE_ERRORS:  # a model that does not run is not equal
-                continue
         return False
 
     def change(self, other: nn.Module) -> float:
@@ -186,10 +168,9 @@ class Probes:
         if not count:
             return "Equal on the example only: the model takes no random input of its shape."
         text = f"of scale {min(_SCALES):g} to {max(_SCALES):g}"
-        ranges = [_range(t) for t in tensors_in(self.example) if not t.is_floating_point()]
-        if ranges:
-            lows, highs = zip(*ranges, strict=True)
-            text += f", integers from {min(lows)} to {max(highs)}"
+        integers = (t for t in calls.tensors_in(self.example) if not t.is_floating_point())
+        if ranges := [_range(t) for t in integers]:
+            text += f", integers from {min(ranges)[0]} to {max(high for _, high in ranges)}"
         return f"Equal on the example and on {count} random inputs {text}."
 
 
@@ -203,14 +184,8 @@ def _range(integers: Tensor) -> tuple[int, int]:
 def _draw_like(scale: float, generator: torch.Generator, tensor: Tensor) -> Tensor:
     if tensor.is_floating_point():
         return (scale * torch.randn(tensor.shape, generator=generator)).to(tensor)
-    if tensor.is_complex():
-        return tensor
     low, high = _range(tensor)
     return torch.randint(low, high + 1, tensor.shape, generator=generator).to(tensor)
-
-
-def _to_double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _close(expected: list[Tensor], actual: list[Tensor]) -> bool:

@@ -20,17 +20,16 @@ from vardrop.compression.layer_views import (
     AffineView,
     affine_layers,
     join_name,
-    record_sizes,
     settle_sizes,
     unit_modules,
 )
 from vardrop.compression.modules.pruned_attention import SlimAttention
 from vardrop.compression.modules.pruned_recurrent import RecurrentOutput, Recurring, Unrolled
-from vardrop.compression.modules.select import Scale
 from vardrop.compression.probes import Inputs, run
-from vardrop.compression.units import TO_THE_OUTPUT, Blocks, Place, Unit, equal_places
+from vardrop.compression.trace_units import TO_THE_OUTPUT, Blocks, Place, Unit, equal_places
 from vardrop.noisy import named_modules_of
 
+Flow = dict[str, list[Tensor]]  # the input of every layer at each of its calls
 _NO_UNITS = torch.empty(0, dtype=torch.long)
 _UNIFORM = 1e-6  # rounding difference between positions, relative to the largest value
 # These operations also return positions, but their values show a mark at the right place.
@@ -108,18 +107,15 @@ def _mark_embedding(layer: nn.Embedding, args: Inputs, output: Tensor) -> Tensor
     return layer.weight[0].masked_fill(varies, torch.nan).expand_as(output).clone()
 
 
-def _stop_at_zero(layer: Scale, args: Inputs, output: Tensor) -> Tensor:
-    """A factor of zero ends marks."""
-    closed = (layer.factor == 0).nonzero().flatten()
-    return output.index_fill(layer.axis, closed, 0.0)
-
-
 def _mark_changing(layer: Unrolled, args: Inputs, output: RecurrentOutput) -> RecurrentOutput:
     """A state that changes between steps is not constant, because other sequences are longer."""
     y, state = output
-    if layer.steps(y) < 2:
+    if isinstance(y, PackedSequence):
+        states, steps = y.data, len(y.batch_sizes)
+    else:
+        states, steps = y, y.shape[1 if layer.batch_first and y.dim() == 3 else 0]
+    if steps < 2:
         raise VardropError("a recurrent layer sees one step, so pass an example with two or more")
-    states = y.data if isinstance(y, PackedSequence) else y
     rows = states.flatten(0, -2)
     states.masked_fill_(rows.amin(0) != rows.amax(0), torch.nan)
     for tensor in tensors_in(state):
@@ -129,12 +125,11 @@ def _mark_changing(layer: Unrolled, args: Inputs, output: RecurrentOutput) -> Re
 
 _FLOW: dict[type[nn.Module], Callable[..., object]] = {
     nn.Embedding: _mark_embedding,
-    Scale: _stop_at_zero,
     Unrolled: _mark_changing,
 }
 
 
-def data_flow(net: nn.Module, inputs: Inputs) -> dict[str, list[Tensor]]:
+def data_flow(net: nn.Module, inputs: Inputs) -> Flow:
     """The input of every affine layer at each of its calls, with NaN if it depends on the data.
 
     The input of the model is all NaN, and an affine layer passes NaN on through nonzero weights.
@@ -145,14 +140,16 @@ def data_flow(net: nn.Module, inputs: Inputs) -> dict[str, list[Tensor]]:
         Tensor, lambda t: torch.full_like(t, torch.nan) if t.is_floating_point() else t, inputs
     )
     mode, handles = _KeepMarks(marked), []
-    seen: dict[str, list[Tensor]] = {}
+    seen = Flow()
     for name, view in affine_layers(net).items():
         arrival = _drop_bias(view.layer, view.weight.ne(0).to(view.weight.dtype))
         hook = partial(mode.pause, _pass_on, arrival, seen.setdefault(name, []))
         handles.append(view.layer.register_forward_hook(hook))
-    for module in net.modules():
-        if (flow := _FLOW.get(type(module))) is not None:
-            handles.append(module.register_forward_hook(partial(mode.pause, flow)))
+    handles += [
+        module.register_forward_hook(partial(mode.pause, _FLOW[type(module)]))
+        for module in net.modules()
+        if type(module) in _FLOW
+    ]
     with hooks(*handles), PlainAttention(), mode:
         run(net, marked)
     return seen
@@ -166,9 +163,7 @@ class Removal:
     """
 
     @torch.no_grad()
-    def __init__(
-        self, net: nn.Module, inputs: Inputs, waiting: list[Unit], flow: dict[str, list[Tensor]]
-    ) -> None:
+    def __init__(self, net: nn.Module, inputs: Inputs, waiting: list[Unit], flow: Flow) -> None:
         self.layers, self.modules = affine_layers(net), unit_modules(net)
         self.removed: list[Unit] = []
         self.stays: Counter[tuple[str, str]] = Counter()
@@ -178,34 +173,38 @@ class Removal:
         while True:  # without a removed unit, earlier units may have no readers
             for name, seen in flow.items():
                 view = self.layers[name]
-                marked = [s.isnan().movedim(view.axis, 0).flatten(1).any(1) for s in seen]
-                never = torch.ones(1, view.inputs, dtype=torch.bool)
-                self._constant[name] = ~(torch.stack(marked) if marked else never).any(0).cpu()
                 self._unread[name] = view.unread().cpu()
-                if seen:
-                    is_one_shape = len(seen) > 1 and len({s.shape for s in seen}) == 1
-                    self._flow[name] = torch.stack(seen) if is_one_shape else seen[0]
-            for name, view in self.layers.items():
-                if type(view.layer) is Recurring:
-                    self._find_unread_states(name, waiting)
+                self._constant[name] = torch.zeros(view.inputs, dtype=torch.bool)
+                if seen:  # other layers that run several times stay whole
+                    self._flow[name] = torch.cat(seen) if type(view.layer) is Recurring else seen[0]
+                    marked = [s.isnan().movedim(view.axis, 0).flatten(1).any(1) for s in seen]
+                    self._constant[name] = ~torch.stack(marked).any(0).cpu()
+            for name in (n for n, v in self.layers.items() if type(v.layer) is Recurring):
+                self._find_unread_states(name, waiting)
             self.stays.clear()
             start = len(self.removed)
             waiting = [unit for unit in waiting if not self._remove(unit)]
             if len(self.removed) == start:
                 return
-            self._zero(self.removed[start:])
+            read = self._readers(*self.removed[start:])
+            fed = _by_module(place for unit in self.removed[start:] for place in unit.emitters)
+            for name in fed.keys() & self.modules.keys():
+                self.modules[name].fill(fed[name], 0)
+            for name in (read.keys() | fed.keys()) & self.layers.keys():
+                self.layers[name].zero(read.get(name, _NO_UNITS), fed.get(name, _NO_UNITS))
             flow = data_flow(net, inputs)
 
     def _find_unread_states(self, name: str, waiting: list[Unit]) -> None:
         """Count units of a state as unread if only such units read them."""
         weight = self.layers[name].weight.ne(0)
-        dead = []
-        for unit in waiting:
-            readers = self._readers(unit)
-            is_fed = any(n == name for n, _ in unit.emitters)
-            others = (self._unread[n][at] for n, at in readers.items() if n != name)
-            if unit.reason is None and is_fed and name in readers and all(o.all() for o in others):
-                dead.append((unit, readers[name]))
+        pairs = ((unit, self._readers(unit)) for unit in waiting if unit.reason is None)
+        dead = [
+            (unit, readers[name])
+            for unit, readers in pairs
+            if name in readers
+            and any(emitter == name for emitter, _ in unit.emitters)
+            and all(bool(self._unread[n][at].all()) for n, at in readers.items() if n != name)
+        ]
         size = -1
         while len(dead) != size:  # without a unit of the state, others may be read
             size = len(dead)
@@ -246,15 +245,6 @@ class Removal:
         places = (p for unit in units for p in unit.readers)
         return _by_module(p for p in places if not self.layers[p[0]].is_depthwise)
 
-    def _zero(self, units: list[Unit]) -> None:
-        """Zero the weights that read units or feed them."""
-        read = self._readers(*units)
-        fed = _by_module(place for unit in units for place in unit.emitters)
-        for name in fed.keys() & self.modules.keys():
-            self.modules[name].fill(fed[name], 0)
-        for name in (read.keys() | fed.keys()) & self.layers.keys():
-            self.layers[name].zero(read.get(name, _NO_UNITS), fed.get(name, _NO_UNITS))
-
 
 def _constant_effect(view: AffineView, seen: Tensor, constant: Tensor) -> Tensor | None:
     """The sum that constant inputs add to each output, or None if positions differ."""
@@ -262,9 +252,8 @@ def _constant_effect(view: AffineView, seen: Tensor, constant: Tensor) -> Tensor
     only = torch.zeros_like(seen).index_copy(axis, index, seen.index_select(axis, index))
     y = _drop_bias(view.layer, view.weight)(only).movedim(view.axis, 0).flatten(1)
     low, high = y.amin(1), y.amax(1)
-    if bool((high - low > _UNIFORM * y.abs().max()).any()):
-        return None
-    return (low + high) / 2
+    varies = bool((high - low > _UNIFORM * y.abs().max()).any())
+    return None if varies else (low + high) / 2
 
 
 def keep_equal_widths(net: nn.Module, removed: list[Unit]) -> list[Unit]:
@@ -300,26 +289,27 @@ def _unit_to_return(blocks: list[Blocks], gone: list[Unit]) -> Unit | None:
 
 def cut_out(net: nn.Module, gone: list[Unit]) -> None:
     """Cut units that are zero out of a model, in place."""
-    before, modules = record_sizes(net), unit_modules(net)
+    if not gone:
+        return
+    layers, modules = affine_layers(net), unit_modules(net)
     read = _by_module(place for unit in gone for place in unit.readers)
     emitted = _by_module(place for unit in gone for place in unit.emitters)
     carried = _by_module(place for unit in gone for place in (*unit.carriers, *unit.emitters))
 
-    def mask(count: int, units: Tensor | None) -> Tensor:
-        keep = torch.ones(count, dtype=torch.bool)
-        return keep if units is None else keep.index_fill(0, units, False)
+    def mask(name: str, count: int, units: dict[str, Tensor]) -> Tensor:
+        return torch.ones(count, dtype=torch.bool).index_fill(0, units.get(name, _NO_UNITS), False)
 
     for name, attention in named_modules_of(net, SlimAttention).items():
-        units = emitted.get(join_name(name, "q_proj"))
-        attention.keep(mask(attention.q_proj.out_features, units))
-    for name, view in affine_layers(net).items():
+        queries = join_name(name, "q_proj")
+        heads = mask(queries, layers[queries].outputs, emitted).view(-1, attention.head_dim).any(1)
+        attention.heads = attention.heads[heads.to(attention.heads.device)]
+    for name, view in layers.items():
         if name in read or name in emitted:
-            inputs = mask(view.inputs, read.get(name))
-            view.resize(inputs, mask(view.outputs, emitted.get(name)))
+            view.resize(mask(name, view.inputs, read), mask(name, view.outputs, emitted))
     for name, module in modules.items():
         if name in carried:
-            module.resize(mask(module.outputs, carried[name]))
-    settle_sizes(net, before)
+            module.resize(mask(name, module.outputs, carried))
+    settle_sizes(net, layers)
 
 
 def _by_module(places: Iterable[Place]) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from vardrop._core.integrations import load_integration
 from vardrop.compression import layer_views
 from vardrop.compression.layer_views import AffineView, replace_module, view_of
 from vardrop.compression.modules.pruned_attention import SlimAttention
-from vardrop.compression.modules.pruned_recurrent import resize_recurrent
+from vardrop.compression.modules.pruned_recurrent import recurrent_like
 from vardrop.compression.modules.select import Scale, Select, selection_of
 from vardrop.layers import NOISY_TYPES
 from vardrop.likelihoods import check_model
@@ -91,7 +91,7 @@ def load(path: str | PathLike[str], into: nn.Module) -> nn.Module:
     with report_malformed_file(str(path)):
         net = resize_to(into, plan)
         load_tensors(net, tensors)
-    return net.eval()
+    return net
 
 
 def as_path(path: str | PathLike[str]) -> Path:
@@ -105,16 +105,15 @@ def report_malformed_file(path: str) -> AbstractContextManager[None]:
     return report_errors(
         lambda e: (
             f"Expected a valid description in {path}, but got: {e!r}. "
-            "The file was not written by vardrop."
+            "The file was not written by vardrop, or belongs to another model."
         )
     )
 
 
 def layer_sizes(net: nn.Module) -> dict[str, Any]:
     """The sizes of a plain model, and the modules that `shrink` added."""
-    plan: dict[str, Any] = {"sizes": {}, "select": {}, "scale": {}, "identity": []}
-    always = list(plan)
-    plan |= {"attention": [], "unfused": [], "recurrent": {}, "tensors": {}}
+    always: dict[str, Any] = {"sizes": {}, "select": {}, "scale": {}, "identity": []}
+    plan = always | {"attention": [], "unfused": [], "recurrent": {}, "tensors": {}}
     for name, module in net.named_modules():
         layout = layer_views.layout_of(module)
         if layout is not None and layout.sizes:
@@ -134,20 +133,21 @@ def layer_sizes(net: nn.Module) -> dict[str, Any]:
         if encoder.is_encoder_fastpath_disabled(module):
             plan["unfused"].append(name)
     for name, bare in layer_views.bare_units(net).items():
-        plan["tensors"][name.rpartition(":")[0]] = list(next(bare.tensors())[1].shape)
+        (tensor,) = bare.tensors().values()
+        plan["tensors"][name.rpartition(":")[0]] = list(tensor.shape)
     return {key: entries for key, entries in plan.items() if entries or key in always}
 
 
 def resize_to(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
-    """A copy of `into` with the sizes of a description, before its tensors are loaded.
+    """A copy of `into` in evaluation mode with the sizes of a description, without its tensors.
 
     No size can exceed the size in `into`, so a forged file cannot allocate memory.
     """
-    net = copy.deepcopy(into).eval()
+    net = copy.deepcopy(into)
     for module in net.modules():
         load_integration(type(module))
-    before = layer_views.record_sizes(net)
-    widest = max((max(sizes) for sizes in before.values()), default=0)
+    before = layer_views.affine_layers(net)
+    widest = max((max(view.inputs, view.outputs) for view in before.values()), default=0)
     dtype = next((p.dtype for p in net.parameters()), None)
     for name in plan.get("attention", []):
         attention = _find(net, name)
@@ -170,12 +170,13 @@ def resize_to(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     for layer in named_modules_of(net, SlimAttention).values():
         layer.heads = layer.heads[: layer.num_heads]
     for name, shape in plan.get("tensors", {}).items():
-        _shorten_bare(net, name, list(shape))
+        owner, _, key = name.rpartition(".")
+        _shorten(name, _find(net, owner), key, list(shape))
     layer_views.settle_sizes(net, before)
     encoder.update_encoder_fastpath(net, Noisy)
     for name in plan.get("unfused", []):
         encoder.disable_encoder_fastpath(_find(net, name))
-    return net
+    return net.eval()
 
 
 def _check_kind(name: str, module: nn.Module, *kinds: type[nn.Module]) -> None:
@@ -191,14 +192,10 @@ def _resize_recurrent(name: str, layer: nn.RNNBase, sizes: list[object]) -> nn.M
     """A recurrent layer with these sizes, which cannot be larger than before."""
     _check_kind(name, layer, nn.RNN, nn.LSTM, nn.GRU)
     inputs, units, bias = sizes
-    smaller = resize_recurrent(
-        layer,
-        _count(name, inputs, layer.input_size),
-        _count(name, units, layer.hidden_size),
-        bool(bias),
-    )
+    counts = _count(name, inputs, layer.input_size), _count(name, units, layer.hidden_size)
+    smaller = recurrent_like(layer)(*counts, bias=bool(bias))
     weight = next(layer.parameters())
-    return smaller.to_empty(device=weight.device).to(weight.dtype).eval()
+    return smaller.to_empty(device=weight.device).to(weight.dtype)
 
 
 def _prepend_select(name: str, module: Any, count: object, axis: int) -> nn.Module:
@@ -208,8 +205,7 @@ def _prepend_select(name: str, module: Any, count: object, axis: int) -> nn.Modu
         module, most = module[1], len(select.index)
     elif isinstance(view := view_of(module), AffineView):
         most = view.inputs
-    index = torch.zeros(_count(name, count, most), dtype=torch.long)
-    return nn.Sequential(Select(index, axis), module).eval()
+    return nn.Sequential(Select(torch.zeros(_count(name, count, most)).long(), axis), module)
 
 
 def _find(net: nn.Module, name: str) -> Any:
@@ -241,7 +237,7 @@ def _resize(name: str, module: nn.Module, sizes: list[object]) -> None:
     counts = [_count(name, n, getattr(module, k)) for k, n in zip(keys, sizes, strict=False)]
     if isinstance(view, layer_views.Units):
         view.set_size(counts[-1])
-        shapes: dict[str, list[object]] = {key: [*counts] for key, _ in view.tensors()}
+        shapes: dict[str, list[object]] = {key: [*counts] for key in view.tensors()}
     else:
         inputs, outputs, *groups = counts
         first, second = (inputs, outputs) if view.layout.transposed else (outputs, inputs)
@@ -265,19 +261,6 @@ def _shorten(name: str, module: nn.Module, key: str, shape: list[object]) -> Non
         layer_views.replace_tensor(module, key, tensor.detach().new_empty(sizes))
 
 
-def _shorten_bare(net: nn.Module, name: str, shape: list[object]) -> None:
-    """Give a tensor of no layer the shape in a file, which cannot be larger than before."""
-    owner, _, key = name.rpartition(".")
-    module = _find(net, owner)
-    old = getattr(module, key, None)
-    if not isinstance(old, Tensor) or old.dim() != len(shape):
-        raise VardropError(
-            f"Expected `into` to have the tensor '{name}' with {len(shape)} axes, but it has not. "
-            "Pass a model of the class that was saved."
-        )
-    _shorten(name, module, key, shape)
-
-
 def load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Load the tensors of a file into a resized model. The names have to be the same."""
     try:
@@ -285,13 +268,13 @@ def load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
     except RuntimeError as mismatch:
         layers = {name for name, m in net.named_modules() if type(m) in NOISY_TYPES}
         others = sorted(set(tensors) - set(net.state_dict()))
-        noise = [key for key in others if key.rpartition(".")[0].removesuffix(".gate") in layers]
-        hint = ""
-        if noise:
-            hint = (
-                f" It contains a noisy model ({noise[0]!r}): call vardrop.convert(into, recipe) "
-                "with its recipe before loading, or write it with vardrop.save_noisy."
-            )
+        hints = [
+            f" It contains a noisy model ({key!r}): call vardrop.convert(into, recipe) with its "
+            "recipe before loading, or write it with vardrop.save_noisy."
+            for key in others
+            if key.rpartition(".")[0].removesuffix(".gate") in layers
+        ]
         raise VardropError(
-            f"Expected the tensors of the file to fit `into`, but got: {mismatch}{hint}"
+            f"Expected the tensors of the file to fit `into`, but got: {mismatch}"
+            f"{''.join(hints[:1])}"
         ) from mismatch

@@ -14,15 +14,27 @@ from torch import Tensor, nn
 
 from vardrop._core.calls import Batch, call_net, clone_batch
 from vardrop._core.checks import check_type
+from vardrop._core.encoder import update_encoder_fastpath
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import parameter_owners
 from vardrop._core.progress import ProgressLine
 from vardrop.compression import mask
-from vardrop.compression.costs import LayerCost, layer_costs
-from vardrop.compression.cut import cut_dead_units, cut_deviations
-from vardrop.compression.layer_views import join_name
+from vardrop.compression.costs import Costs, LayerCost, layer_costs
+from vardrop.compression.layer_views import affine_layers, join_name, replace_module, replace_tensor
 from vardrop.compression.mask import Thresholds, zero_pruned_weights
-from vardrop.compression.probes import Probes, check_runs, time_interleaved, to_arguments
-from vardrop.compression.trace_units import trace_units
+from vardrop.compression.modules.pruned_attention import SlimAttention
+from vardrop.compression.modules.select import Select
+from vardrop.compression.probes import (
+    CODE_ERRORS,
+    Inputs,
+    Probes,
+    check_runs,
+    run,
+    time_interleaved,
+    to_arguments,
+)
+from vardrop.compression.remove_units import Flow, Removal, cut_out, data_flow, keep_equal_widths
+from vardrop.compression.trace_units import Unit, UnitGraph, trace_units
 from vardrop.likelihoods import check_model
 from vardrop.noisy import Noisy, named_modules_of
 
@@ -93,24 +105,24 @@ class ShrinkPlan:
     def __str__(self) -> str:
         totals = {q: "{} -> {}".format(*self.total(q)) for q in ("macs", "bytes", "weights")}
         before, after = (f"{1e3 * seconds:.3g}" for seconds in self.latency)
-        lines = [f"MACs {totals['macs']}, bytes {totals['bytes']}"]
-        lines.append(f"latency {before} -> {after} ms for the example")
         rows = [("layer", "kind", *_QUANTITIES.values())]
         for r in self.layers:
             pairs = ((getattr(r.before, q), getattr(r.after, q)) for q in _QUANTITIES)
             rows.append((r.name or "(net)", r.kind, *(f"{b} -> {a}" for b, a in pairs)))
         rows.append(("total", "", totals["macs"], totals["bytes"], "", ""))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            lines.append("  ".join(cells).rstrip())
-        lines += [*self.notes, self.proof]
-        if self.thresholds:
-            lines.append(
-                f"The threshold changes the outputs of the example by at most {self.change:.2g}."
-            )
-        weights = f"weights that are not zero: {totals['weights']}"
-        return "\n".join([*lines, f"{weights}, {self.compression:.1f} times fewer"])
+        table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        change = f"The threshold changes the outputs of the example by at most {self.change:.2g}."
+        lines = [
+            f"MACs {totals['macs']}, bytes {totals['bytes']}",
+            f"latency {before} -> {after} ms for the example",
+            *table,
+            *self.notes,
+            self.proof,
+            *([change] if self.thresholds else []),
+            f"weights that are not zero: {totals['weights']}, {self.compression:.1f} times fewer",
+        ]
+        return "\n".join(lines)
 
 
 class Shrunk(NamedTuple):
@@ -179,12 +191,12 @@ def shrink(
     """
     check_model(net)
     check_type("drop_inputs", drop_inputs, bool, "True or False")
-    for name, parameter in net.named_parameters():
-        if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
-            raise VardropError(
-                f"Expected the parameters of `net` to be finite, but got NaN or infinity in "
-                f"'{name}'. Train it again from an earlier checkpoint."
-            )
+    numbers = ((name, p) for name, p in net.named_parameters() if p.is_floating_point())
+    if broken := [name for name, p in numbers if not bool(p.isfinite().all())]:
+        raise VardropError(
+            f"Expected the parameters of `net` to be finite, but got NaN or infinity in "
+            f"'{broken[0]}'. Train it again from an earlier checkpoint."
+        )
     mask.check_means(net, "to shrink")
     # Tensors that were made in inference mode stay inference tensors, so the inputs are cloned.
     inputs, relevances = clone_batch(to_arguments(example_input)), mask.rules(net, threshold)
@@ -193,14 +205,15 @@ def shrink(
         check_runs(plain, inputs)
         probes, parts = Probes(plain, inputs), mask.decompose_layers(copy.deepcopy(plain))
         graph = trace_units(parts, inputs, line.advance)
-        cut = cut_dead_units(parts, inputs, graph, probes, net, drop_inputs, line.advance)
+        cut = _cut_dead_units(parts, graph, probes, drop_inputs, line)
         nets = {"before": plain, "after": cut.net}
         calls = {key: partial(call_net, m, clone_batch(inputs)) for key, m in nets.items()}
         with torch.no_grad():
             before, after = time_interleaved(calls, rounds=1).values()
-    for name, module in named_modules_of(plain, Noisy).items():
-        kind = type(module).__name__
-        cut.notes.append(f"'{name}' ({kind}) stays noisy: it has no plain equivalent.")
+    cut.notes += [
+        f"'{name}' ({type(module).__name__}) stays noisy: it has no plain equivalent."
+        for name, module in named_modules_of(plain, Noisy).items()
+    ]
     is_pruned = not all(bool(r.kept.all()) for r in relevances.values())
     plan = ShrinkPlan(
         layers=_layer_reports(parts, graph.costs, layer_costs(cut.net, inputs), cut.selects),
@@ -208,17 +221,14 @@ def shrink(
         proof=str(probes),
         change=probes.change(net) if is_pruned else 0.0,
         latency=(before, after),
-        standard_deviations=cut_deviations(plain, deviations, cut),
+        standard_deviations=_cut_deviations(plain, deviations, cut),
         thresholds={name: r.threshold for name, r in relevances.items()},
     )
     return Shrunk(cut.net, plan)
 
 
 def _layer_reports(
-    net: nn.Module,
-    before: Mapping[str, LayerCost],
-    after: Mapping[str, LayerCost],
-    selects: Container[str],
+    net: nn.Module, before: Costs, after: Costs, selects: Container[str]
 ) -> tuple[LayerReport, ...]:
     reports = []
     for name, cost in before.items():
@@ -228,3 +238,124 @@ def _layer_reports(
         left = after.get(join_name(name, "1") if name in selects else name, _NO_COST)
         reports.append(LayerReport(name, type(module).__name__, start, left))
     return tuple(reports)
+
+
+class _Cut:
+    """A copy of a decomposed model without its dead units, with torch's layers again.
+
+    `removed` are all units that are zero. `gone` are the units of these that could be cut out.
+    `selects` are the remaining inputs of layers that do not read all inputs.
+    """
+
+    def __init__(
+        self, parts: nn.Module, inputs: Inputs, units: list[Unit], flow: Flow, drop_inputs: bool
+    ) -> None:
+        net = copy.deepcopy(parts)
+        removal = Removal(net, inputs, units, flow)
+        self.removed, self.gone = removal.removed, keep_equal_widths(net, removal.removed)
+        cut_out(net, self.gone)
+        self.notes = [
+            f"'{name}' keeps {layer.num_heads} of {count} heads."
+            for name, layer in named_modules_of(net, SlimAttention).items()
+            if layer.num_heads < (count := layer.embed_dim // layer.head_dim)
+        ]
+        stays = removal.stays.items()
+        self.notes += [f"{count} units of '{name}' stay: {why}." for (name, why), count in stays]
+        if back := len(self.removed) - len(self.gone):
+            self.notes.append(f"{back} units stay to keep layers of equal width.")
+        self.net = mask.recompose_layers(net)
+        update_encoder_fastpath(self.net, Noisy)
+        self.selects: dict[str, tuple[int, ...]] = {}
+        if drop_inputs:
+            self._drop_inputs(inputs)
+
+    def _drop_inputs(self, inputs: Inputs) -> None:
+        """Put a `Select` before layers that do not read all of their inputs.
+
+        A layer whose attributes are read by other code stays as it is.
+        """
+        owners, attention = parameter_owners(self.net), named_modules_of(self.net, SlimAttention)
+        for name, view in affine_layers(self.net).items():
+            is_shared = owners[id(view.layer.weight)] > 1 or name.rpartition(".")[0] in attention
+            keep = tuple((~view.unread()).nonzero().flatten().tolist()) or (0,)
+            if view.groups > 1 or is_shared or len(keep) == view.inputs:
+                continue
+            self.net = _select_inputs(self.net, {name: keep})
+            try:
+                run(self.net, inputs)
+                self.selects[name] = keep
+            except AttributeError as failure:
+                self.notes.append(f"'{name}' keeps inputs that it does not read: {failure}.")
+                self.net = replace_module(self.net, name, view.layer)
+
+
+def _cut_dead_units(
+    parts: nn.Module, graph: UnitGraph, probes: Probes, drop_inputs: bool, line: ProgressLine
+) -> _Cut:
+    """Cut all units, or if that changes an output, the units that change none by themselves.
+
+    `parts` is decomposed.
+    """
+    obstacle, flow = graph.obstacle, Flow()
+    if obstacle is None:
+        try:
+            flow = data_flow(parts, probes.example)
+        except CODE_ERRORS as failure:  # the model's code raises an error for NaN
+            obstacle = str(failure)
+    units = () if obstacle else graph.units
+
+    def attempt(reasons: Mapping[tuple[tuple[str, ...], ...], str]) -> _Cut | None:
+        """The cut of all units except units of these shapes, if the outputs stay equal."""
+        pairs = ((u, u.reason or reasons.get(u.shape)) for u in units)
+        chosen = [dataclasses.replace(u, reason=reason) for u, reason in pairs]
+        cut = _Cut(parts, probes.example, chosen, flow, drop_inputs)
+        line.advance()
+        return cut if probes.equal(cut.net) else None
+
+    if (cut := attempt({})) is None:
+        shapes = {u.shape for u in units if u.reason is None}
+        alone = {shape: attempt(dict.fromkeys(shapes - {shape}, "left out")) for shape in shapes}
+        reason = "removing it changes the outputs"
+        cut = attempt({shape: reason for shape, equal in alone.items() if equal is None})
+    if cut is None:
+        raise VardropError(
+            "Expected the small model to equal the masked model, but got other outputs. An "
+            "operation between its layers mixes units in a way that could not be followed."
+        )
+    why = "none of those that could be followed is dead"
+    if obstacle:
+        why = f"marks cannot be followed through this model ({obstacle})"
+    if obstacle or not (cut.removed or cut.notes):
+        cut.notes.append(f"No unit is removed: {why}.")
+    return cut
+
+
+@torch.no_grad()
+def _cut_deviations(
+    plain: nn.Module, deviations: Mapping[str, Tensor], cut: _Cut
+) -> dict[str, Tensor]:
+    """The standard deviations of the remaining weights.
+
+    `plain` becomes a model of standard deviations in place, which is cut like the weights.
+    """
+    for parameter in plain.parameters():
+        parameter.fill_(-1)  # no standard deviation
+    for name, deviation in deviations.items():
+        owner, _, tensor = name.rpartition(".")
+        replace_tensor(plain.get_submodule(owner), tensor, deviation)
+    net = mask.decompose_layers(plain)
+    cut_out(net, cut.gone)
+    net = _select_inputs(mask.recompose_layers(net), cut.selects)
+    named = net.named_parameters(remove_duplicate=False)
+    return {n: p.detach() for n, p in named if p.dim() > 1 and bool((p != -1).any())}
+
+
+def _select_inputs(net: nn.Module, selects: Mapping[str, tuple[int, ...]]) -> nn.Module:
+    """Put a `Select` before layers, which then read only these inputs."""
+    for name, keep in selects.items():
+        (view,) = affine_layers(copy.deepcopy(net.get_submodule(name))).values()
+        index = torch.tensor(keep, device=view.weight.device)
+        is_read = torch.zeros(view.inputs, dtype=torch.bool).index_fill(0, index.cpu(), True)
+        view.resize(is_read, torch.ones(view.outputs, dtype=torch.bool))
+        net = replace_module(net, name, nn.Sequential(Select(index, view.axis), view.layer).eval())
+    return net

@@ -14,7 +14,6 @@ from vardrop._core.errors import VardropError
 from vardrop._core.progress import track
 from vardrop.compression.mask import rules, zero_pruned_weights
 from vardrop.compression.probes import Metric, score
-from vardrop.noisy import Relevance
 
 _SPARSEST = 1e-3  # the smallest fraction of weights that is tried
 
@@ -52,12 +51,13 @@ class Threshold:
         return self.value
 
     def __str__(self) -> str:
-        lines = [f"threshold {self.value:.4g}, the full model scores {self.reference:.4f}"]
-        for p in self.points:
-            mark = "*" if p.threshold == self.value else " "
-            numbers = f"{p.threshold:9.4f}  sparsity {p.sparsity:.4f}  score {p.score:.4f}"
-            lines.append(f"{mark} {numbers}")
-        return "\n".join(lines)
+        rows = (
+            f"{'*' if p.threshold == self.value else ' '} {p.threshold:9.4f}  "
+            f"sparsity {p.sparsity:.4f}  score {p.score:.4f}"
+            for p in self.points
+        )
+        head = f"threshold {self.value:.4g}, the full model scores {self.reference:.4f}"
+        return "\n".join([head, *rows])
 
 
 def choose_threshold(
@@ -107,10 +107,15 @@ def choose_threshold(
     check_integer("points", points)
     examples = list(labelled_batches(data))
     never = {n: -math.inf if r.keep_above else math.inf for n, r in rules(net).items()}
-    full = zero_pruned_weights(net, never)[0]
-    reference = score(full, examples, metric)
+    reference = score(zero_pruned_weights(net, never)[0], examples, metric)
     curve = []
-    candidates = _candidates(list(rules(net, 0.0).values()), points)
+    # Candidates from the densest to the sparsest, which are scores of modules with one rule.
+    relevances = list(rules(net, 0.0).values())
+    scores = torch.cat([r.score.detach().flatten().double() for r in relevances])
+    ordered = scores[scores.isfinite()].sort(descending=relevances[0].keep_above).values
+    fractions = torch.logspace(0, math.log10(_SPARSEST), points, dtype=torch.float64)
+    counts = (fractions * len(scores)).long().clamp(0, len(ordered) - 1)
+    candidates = dict.fromkeys(ordered[counts].tolist())
     for threshold in track(candidates, "choose_threshold", progress=progress):
         masks = [r.kept for r in rules(net, threshold).values()]
         share = sum(int((~k).sum()) for k in masks) / sum(k.numel() for k in masks)
@@ -127,13 +132,3 @@ def choose_threshold(
             "Loosen the budget, or train longer."
         )
     return Threshold(met[0].threshold, reference, tuple(curve))
-
-
-def _candidates(relevances: list[Relevance], points: int) -> list[float]:
-    """Thresholds from the densest to the sparsest, which are scores of modules with one rule."""
-    scores = torch.cat([r.score.detach().flatten().double() for r in relevances])
-    ordered = scores.sort(descending=relevances[0].keep_above).values
-    ordered = ordered[ordered.isfinite()]
-    fractions = torch.logspace(0, math.log10(_SPARSEST), points, dtype=torch.float64)
-    counts = (fractions * len(scores)).long().clamp(0, len(ordered) - 1).tolist()
-    return list(dict.fromkeys(float(ordered[k]) for k in counts))

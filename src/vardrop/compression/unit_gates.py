@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -21,16 +23,16 @@ from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import hooks
-from vardrop.compression.layer_views import AffineView, affine_layers, unit_modules
+from vardrop.compression.layer_views import affine_layers, unit_modules
 from vardrop.compression.probes import Inputs
-from vardrop.compression.trace_units import trace_units
-from vardrop.compression.units import (
+from vardrop.compression.trace_units import (
     TO_THE_OUTPUT,
     DisjointSets,
     Place,
     Unit,
     UnitGraph,
     equal_places,
+    trace_units,
 )
 from vardrop.gates import HardConcrete
 from vardrop.gates.base import along
@@ -59,6 +61,8 @@ class UnitGates(nn.Module):
     0.5
     """
 
+    _factors: Tensor  # of the gates in the current pass, after a one for units without a gate
+
     def __init__(self, net: nn.Module, example: Inputs) -> None:
         super().__init__()
         graph = trace_units(net, example)
@@ -81,12 +85,13 @@ class UnitGates(nn.Module):
         layers = affine_layers(net)
         widths = {n: v.outputs for n, v in (layers | unit_modules(net)).items()}
         self._emitters = self._number(widths, lambda u: u.emitters)
-        carriers = self._number(widths, lambda u: u.carriers)
         self._readers = self._number({n: v.inputs for n, v in layers.items()}, lambda u: u.readers)
-        outputs = {n: self._emitters[n] + carriers[n] for n in widths}
+        outputs = self._number(widths, lambda u: (*u.emitters, *u.carriers))
         self._convolutions = {name for name, view in layers.items() if view.weight.dim() > 2}
-        self._costs = _Costs(net, graph, self._readers, outputs)
-        self._factors: Tensor | None = None
+        # Inputs of a depthwise layer are not multiplied, because other layers read its outputs.
+        inner = {name: numbers for name, numbers in self._readers.items() if bool(numbers.any())}
+        self._multiplied = {name for name in inner if not layers[name].is_depthwise}
+        self.cost = _Cost(net, graph, self._readers, outputs)
 
     def _number(
         self, widths: Mapping[str, int], places: Callable[[Unit], Sequence[Place]]
@@ -99,46 +104,35 @@ class UnitGates(nn.Module):
 
     def expected_cost(self, quantity: Quantity) -> Tensor:
         """The expected cost of the model, as a fraction of the full cost. It is differentiable."""
-        open_probability = self.noise.open_probability({"logit": self.logit})
-        return self.cost(open_probability, quantity).to(self.logit)
-
-    def cost(self, open_gates: Tensor, quantity: Quantity = "macs") -> Tensor:
-        """The cost of a model with open gates (1) or partly open gates, as a fraction."""
-        return self._costs.fraction(open_gates, quantity)
+        is_open = self.noise.open_probability({"logit": self.logit})
+        return self.cost(is_open, quantity).to(self.logit)
 
     @contextmanager
     def acting(self, net: nn.Module) -> Iterator[None]:
         """Apply the gates to a model: draws in training mode, means in evaluation mode."""
         handles = [net.register_forward_pre_hook(self._draw)]
         for name, view in affine_layers(net).items():
-            if self._multiplies(name, view):
-                handles.append(view.layer.register_forward_pre_hook(self._multiply(name, view)))
+            if name in self._multiplied:
+                numbers = self._readers[name].to(view.weight.device)
+                hook = partial(self._multiply, view.axis, numbers)
+                handles.append(view.layer.register_forward_pre_hook(hook))
         with hooks(*handles):
             yield
-
-    def _multiplies(self, name: str, view: AffineView) -> bool:
-        """Inputs of a depthwise layer are not multiplied, because other layers read its outputs."""
-        return bool(self._readers[name].any()) and not view.is_depthwise
 
     def _draw(self, net: nn.Module, args: Inputs) -> None:
         """One draw per batch: Adam then slows gates that affect the loss, and closes others."""
         tensors = {"logit": self.logit}
-        one = torch.ones(1, device=self.logit.device)  # the factor of units without a gate
+        one = torch.ones(1, device=self.logit.device)
         if net.training:
             drawn = self.noise.multiplier(one.expand(len(self.units)), 0, tensors)
         else:
             drawn = self.noise.unit_mean(tensors)
         self._factors = torch.cat([one, drawn])
 
-    def _multiply(self, name: str, view: AffineView) -> Callable[..., Inputs]:
-        axis, numbers = view.axis, self._readers[name].to(view.weight.device)
-
-        def before(_: nn.Module, args: Inputs) -> Inputs:
-            assert self._factors is not None
-            x: Tensor = args[0]
-            return (x * along(axis, x, self._factors[numbers].to(x.dtype)), *args[1:])
-
-        return before
+    def _multiply(self, axis: int, numbers: Tensor, layer: nn.Module, args: Inputs) -> Inputs:
+        """Multiply the inputs of a layer by the factors of their gates."""
+        factors = self._factors[numbers].to(args[0].dtype)
+        return (args[0] * along(axis, args[0], factors), *args[1:])
 
     def choose(self, fits: Callable[[Tensor], bool], multiple: int = 1, least: int = 1) -> Tensor:
         """The most gates that fit a budget, highest logits first, as a boolean mask.
@@ -149,14 +143,9 @@ class UnitGates(nn.Module):
         """
         order = self.logit.detach().argsort(descending=True, stable=True).tolist()
         layers = self._layers(multiple, least)
-        low, high = 0, len(order)  # `low` gates fit, or no number does
-        while low < high:
-            middle = (low + high + 1) // 2
-            if fits(self._mask(order[:middle], layers)):
-                low = middle
-            else:
-                high = middle - 1
-        mask = self._mask(order[:low], layers)
+        counts = range(1, len(order) + 1)
+        most = bisect_left(counts, True, key=lambda n: not fits(self._mask(order[:n], layers)))
+        mask = self._mask(order[:most], layers)
         for gates, step, _ in layers if multiple > 1 else ():  # use up the budget
             wider = mask.clone()
             wider[gates[: int(mask[gates].sum()) + step]] = True
@@ -172,9 +161,8 @@ class UnitGates(nn.Module):
 
     def _layers(self, multiple: int, least: int) -> list[tuple[list[int], int, int]]:
         """Gates with the same emitters, best first, how many open at a time, and how many stay."""
-        order = self.logit.detach().argsort(descending=True, stable=True).tolist()
         paths: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for gate in order:
+        for gate in self.logit.detach().argsort(descending=True, stable=True).tolist():
             paths[tuple(sorted({n for u in self.units[gate] for n, _ in u.emitters}))].append(gate)
         layers = []
         for emitters, gates in paths.items():
@@ -207,14 +195,14 @@ class UnitGates(nn.Module):
         one = torch.ones_like(mean[:1])
         means, masks = torch.cat([one, mean * is_open]), torch.cat([one, is_open])
         for name, view in affine_layers(net).items():
-            factors = means if self._multiplies(name, view) else masks
+            factors = means if name in self._multiplied else masks
             numbers = self._readers[name].to(mean.device)
             if bool(numbers.any()):
                 view.scale_inputs(factors[numbers].to(view.weight))
 
 
-class _Costs:
-    """The cost of a model as a function of its open gates.
+class _Cost:
+    """The cost of a model as a function of its open gates (1) or partly open gates.
 
     A layer costs its price times the remaining inputs times the remaining outputs. If whole groups
     of a layer are removed, its inputs go with its outputs and count once.
@@ -227,79 +215,70 @@ class _Costs:
         # For every tensor: the gates of its inputs and outputs, its MACs and its bytes.
         entries: list[tuple[Tensor, Tensor, int, int]] = []
         for name, view in layers.items():
-            inputs = torch.zeros_like(readers[name]) if _removes_groups(view) else readers[name]
+            # One unit per group on one side: whole groups are removed.
+            by_group = view.groups > 1 and view.groups in (view.inputs, view.outputs)
+            inputs = torch.zeros_like(readers[name]) if by_group else readers[name]
             entries.append((inputs, outputs[name], graph.costs[name].macs, view.weight.nbytes))
             if view.bias is not None:
                 entries.append((no_gate, outputs[name], 0, view.bias.nbytes))
         for name, module in unit_modules(net).items():
-            entries += [(no_gate, outputs[name], 0, t.nbytes) for _, t in module.tensors()]
+            entries += [(no_gate, outputs[name], 0, t.nbytes) for t in module.tensors().values()]
         self._inputs, self._outputs, macs, stored = zip(*entries, strict=True)
         sizes = [max(1, len(i) * len(o)) for i, o, _, _ in entries]
         prices = torch.tensor([macs, stored], dtype=torch.float64) / torch.tensor(sizes)
         self._price = dict(zip(("macs", "bytes"), prices, strict=True))
-        full_macs = sum(cost.macs for cost in graph.costs.values())
-        full_bytes = sum(t.nbytes for t in net.state_dict().values())
-        self._full = {"macs": full_macs, "bytes": full_bytes}
+        full = sum(cost.macs for cost in graph.costs.values())
+        size = sum(t.nbytes for t in net.state_dict().values())
+        self._full = {"macs": full, "bytes": size}
         # The costs that do not depend on gates.
-        self._rest = {"macs": full_macs - sum(macs), "bytes": full_bytes - sum(stored)}
+        self._rest = {"macs": full - sum(macs), "bytes": size - sum(stored)}
 
-    def fraction(self, open_gates: Tensor, quantity: Quantity) -> Tensor:
+    def __call__(self, open_gates: Tensor, quantity: Quantity = "macs") -> Tensor:
         """The cost as a fraction of the full cost, differentiable with respect to the gates."""
-        gates = open_gates.to("cpu", torch.float64)
-        factors = torch.cat([torch.ones(1, dtype=torch.float64), gates])
+        one = torch.ones(1, dtype=torch.float64)
+        factors = torch.cat([one, open_gates.to(one)])
         inputs = torch.stack([factors[numbers].sum() for numbers in self._inputs])
         outputs = torch.stack([factors[numbers].sum() for numbers in self._outputs])
         cost = (self._price[quantity] * inputs * outputs).sum() + self._rest[quantity]
         return cost / self._full[quantity]
 
 
-def _removes_groups(view: AffineView) -> bool:
-    """Whether a layer loses whole groups, because one of its sides has one unit per group."""
-    return view.groups > 1 and view.groups in (view.inputs, view.outputs)
-
-
 def _join_tied(net: nn.Module, traced: Sequence[Unit]) -> list[tuple[Unit, ...]]:
     """Join units so that all groups of a layer keep equally many units.
 
-    The parts of a recurrent layer that have one size keep equally many outputs.
+    The parts of a recurrent layer that have one size keep equally many outputs. Units of grouped
+    layers that read the input of the model have to stay.
     """
-    layers = affine_layers(net)
-    units = _with_fixed_groups(layers, traced)
+    layers, why = affine_layers(net), "its groups read the input of the model"
+    depthwise = {name for name, view in layers.items() if view.is_depthwise}
+    inner = (u for u in traced if any(name not in depthwise for name, _ in u.emitters))
+    sources = {place for unit in inner for place in unit.readers}
+    stay = {
+        (name, i)
+        for name, view in layers.items()
+        if view.groups > 1 and not all((name, i) in sources for i in range(view.inputs))
+        for i in range(view.outputs)
+    }
+    units = [
+        dataclasses.replace(u, reason=u.reason or why) if stay.intersection(u.emitters) else u
+        for u in traced
+    ]
     reads = {place: unit for unit in units for place in unit.readers}
     emits = {place: unit for unit in units for place in unit.emitters}
     sets = DisjointSets[Unit]()
     for ins, outs in equal_places(net):
         read = [[reads.get(place) for place in block] for block in ins]
         fed = [[emits.get(place) for place in block] for block in outs]
-        tied: list[tuple[Unit | None, ...]] = []
-        if len(outs) > 1 and ins[0] and 1 in (len(ins[0]), len(outs[0])):
-            tied = [(*i, *o) for i, o in zip(read, fed, strict=True)]  # groups go as a whole
-        elif len(outs) > 1:
-            tied = [*zip(*read, strict=True), *zip(*fed, strict=True)]
-        for together in tied:
+        tied = [*zip(*read, strict=True), *zip(*fed, strict=True)]
+        if ins[0] and 1 in (len(ins[0]), len(outs[0])):  # groups go as a whole
+            tied = [(*i, *o) for i, o in zip(read, fed, strict=True)]
+        for together in tied if len(outs) > 1 else ():
             for one, other in pairwise(filter(None, together)):
                 sets.join(one, other)
     joined: dict[Unit, list[Unit]] = defaultdict(list)
     for unit in units:
         joined[sets.root(unit)].append(unit)
     return [tuple(members) for members in joined.values()]
-
-
-def _with_fixed_groups(layers: dict[str, AffineView], units: Sequence[Unit]) -> list[Unit]:
-    """Units of grouped layers that read the input of the model have to stay."""
-    depthwise = {name for name, view in layers.items() if view.is_depthwise}
-    fed = {p for u in units if any(n not in depthwise for n, _ in u.emitters) for p in u.readers}
-    stay = {
-        (name, i)
-        for name, view in layers.items()
-        if view.groups > 1 and not all((name, i) in fed for i in range(view.inputs))
-        for i in range(view.outputs)
-    }
-    why = "its groups read the input of the model"
-    return [
-        dataclasses.replace(u, reason=u.reason or why) if stay.intersection(u.emitters) else u
-        for u in units
-    ]
 
 
 def _notes(sets: list[tuple[Unit, ...]]) -> tuple[str, ...]:

@@ -59,17 +59,8 @@ class Conv1D(Variational, pytorch_utils.Conv1D):
     (torch.Size([2, 5, 3]), (4, 3))
     """
 
-    nx: int
-    nf: int
     axes: ClassVar[Axes] = Axes(input=(0,), output=(1,))
-
-    @property
-    def num_inputs(self) -> int:
-        return self.nx
-
-    @property
-    def num_outputs(self) -> int:
-        return self.nf
+    sizes: ClassVar[tuple[str, str]] = ("nx", "nf")
 
     @property
     def op(self) -> Callable[..., Tensor] | None:
@@ -94,7 +85,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 register_layer(pytorch_utils.Conv1D, Conv1D)
-register_affine(pytorch_utils.Conv1D, AffineLayout(("nx", "nf"), transposed=True))
+register_affine(pytorch_utils.Conv1D, AffineLayout(Conv1D.sizes, transposed=True))
 
 
 def _num_outputs(layer: nn.Module, size: str = "out_features") -> int:
@@ -200,8 +191,8 @@ def save_pretrained(model: Any, path: str | os.PathLike[str], **options: object)
     (True, True)
     """
     if not is_adapted(model):
-        remedy = "Save other nets with vardrop.save_noisy."
-        check_type("model", model, PreTrainedModel, "a model of transformers or PEFT", remedy)
+        what = "a model of transformers or PEFT"
+        check_type("model", model, PreTrainedModel, what, "Save others with vardrop.save_noisy.")
     noisy_modules(model)  # raises if there are none
     model.save_pretrained(path, state_dict=means(model, model.state_dict()), **options)
     write_noise(model, path)
@@ -249,7 +240,7 @@ def write_noise(model: nn.Module, path: str | os.PathLike[str], **extra: Json) -
     """
     tensors, description = contents(model, noise_alone=True)
     folder = Path(path)
-    files = [file for pattern in _WEIGHTS for file in folder.glob(pattern)]
+    files = (file for pattern in _WEIGHTS for file in folder.glob(pattern))
     sums = {file.relative_to(folder).as_posix(): _checksum(file) for file in files}
     write_tensors(folder / NOISE, tensors, {**description, **extra, "weights": sums})
 

@@ -7,7 +7,7 @@ from vardrop._core.errors import VardropError, import_optional
 import_optional("lightning.pytorch", "lightning")
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -22,7 +22,6 @@ from vardrop.objective.schedules import Schedule
 from vardrop.prediction import predict
 
 LabelledBatch = tuple[Batch, Tensor] | tuple[Batch, Tensor, Tensor]
-Optimizers = Callable[[list[dict[str, Any]]], Any]
 
 
 class LightningELBO(LightningModule):
@@ -55,7 +54,7 @@ class LightningELBO(LightningModule):
         elbo: ELBO,
         lr: float = 1e-3,
         noise_lr: float | None = None,
-        optimizers: Optimizers | None = None,
+        optimizers: Callable[[list[dict[str, Any]]], Any] | None = None,
         samples: int = 32,
     ) -> None:
         super().__init__()
@@ -81,15 +80,13 @@ class LightningELBO(LightningModule):
 
     def validation_step(self, batch: LabelledBatch, batch_idx: int) -> None:
         """The NLL of a batch without noise."""
-        self._log_nll("val_nll", *batch[:2])
+        nll = self.elbo(*batch[:2]).nll  # in evaluation mode
+        self.log("val_nll", nll, batch_size=len(batch[1]), sync_dist=True, prog_bar=True)
 
     def test_step(self, batch: LabelledBatch, batch_idx: int) -> None:
         """The NLL of a batch without noise."""
-        self._log_nll("test_nll", *batch[:2])
-
-    def _log_nll(self, name: str, x: Batch, y: Tensor) -> None:
-        nll = self.elbo(x, y).nll  # in evaluation mode
-        self.log(name, nll, batch_size=len(y), sync_dist=True, prog_bar=True)
+        nll = self.elbo(*batch[:2]).nll
+        self.log("test_nll", nll, batch_size=len(batch[1]), sync_dist=True, prog_bar=True)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """The probabilities or means of a batch, and their uncertainty.
@@ -147,6 +144,6 @@ class NoiseLog(Callback):
 
 
 def _elbo(module: LightningModule) -> ELBO:
-    elbo = getattr(module, "elbo", None)
+    elbo: Any = getattr(module, "elbo", None)
     check_type("pl_module.elbo", elbo, ELBO, "a vardrop.ELBO, as in LightningELBO")
-    return cast(ELBO, elbo)
+    return elbo

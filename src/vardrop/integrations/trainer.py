@@ -7,8 +7,8 @@ from vardrop._core.errors import VardropError, import_optional
 import_optional("transformers", "huggingface")
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sized
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from vardrop._core.calls import Pick, output_tensor
-from vardrop._core.checks import check_integer, check_number
+from vardrop._core.checks import check_number
 from vardrop._core.rng import process_noise
 from vardrop.conversion import noise_names
 from vardrop.integrations.huggingface import means, read_noise, write_noise
@@ -72,21 +72,27 @@ class ELBOTrainer(Trainer):
         super().__init__(*args, **options)
         noisy_modules(self.model)  # raises if there are none
         if self.compute_loss_func is not None or self.label_smoother is not None:
-            has_function = self.compute_loss_func is not None
-            name = "compute_loss_func" if has_function else "label_smoothing_factor"
+            name = "compute_loss_func" if self.compute_loss_func else "label_smoothing_factor"
             raise VardropError(
                 f"Expected no `{name}`, but got one: the loss is the ELBO. Pass a custom "
                 "`likelihood`, a function of output and labels."
             )
         self.model_accepts_loss_kwargs = False
-        if likelihood is None and _is_regression(self.model):
+        problem, labels = (_config(self.model, name) for name in ("problem_type", "num_labels"))
+        has_value = labels == 1 and not _generates(self.model)
+        if likelihood is None and (has_value if problem is None else problem == "regression"):
             likelihood = Gaussian(learned=True)
         self.likelihood: Any = likelihood
         if isinstance(likelihood, nn.Module):
             likelihood.to(self.args.device)
         self._output, self._next = output, next_token
-        self._num_data = _length(self.train_dataset) if num_data is None else num_data
-        check_integer("num_data", self._num_data)
+        if num_data is None and not isinstance(self.train_dataset, Sized):
+            raise VardropError(
+                f"Expected `num_data` for a `train_dataset` without a length, but got "
+                f"{type(self.train_dataset).__name__} and none. It is the number of training "
+                "examples, which scales the KL."
+            )
+        self._num_data = len(self.train_dataset) if num_data is None else num_data
         schedule = beta if callable(beta) else constant(beta)
         self.beta = schedule(0.0)
         check_number("beta", self.beta, at_least=0)
@@ -122,20 +128,17 @@ class ELBOTrainer(Trainer):
             return tensor.squeeze(-1) if has_one and tensor.shape == (*labels.shape, 1) else tensor
 
         elbo.output = select
-        with self._process_noise() if model.training else nullcontext():
+        # The Trainer seeds all processes equally. Processes with their own batches differ in noise.
+        mesh = self.accelerator.torch_device_mesh
+        names = () if mesh is None else mesh.mesh_dim_names or ()
+        same = math.prod(mesh[name].size() for name in ("tp", "cp") if name in names)
+        place = self.args.process_index // same, self.args.world_size // same
+        with process_noise(*place, self.args.device) if model.training else nullcontext():
             parts = elbo(batch, labels[:, 1:] if self._next else labels)
         if model.training:
             self._parts = {"nll": parts.nll.detach(), "kl": parts.kl.detach()}
         loss = parts.loss if model.training else parts.nll
         return (loss, returned[-1]) if return_outputs else loss
-
-    def _process_noise(self) -> AbstractContextManager[None]:
-        """Different noise in every process with its own batches: the Trainer seeds them equally."""
-        mesh = self.accelerator.torch_device_mesh
-        names = () if mesh is None else mesh.mesh_dim_names or ()
-        same = math.prod(mesh[name].size() for name in ("tp", "cp") if name in names)
-        count = self.args.world_size // same
-        return process_noise(self.args.process_index // same, count, self.args.device)
 
     def _elbo(self, model: nn.Module, labels: Tensor) -> ELBO:
         """The objective of the model with its current wrapper."""
@@ -152,9 +155,8 @@ class ELBOTrainer(Trainer):
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """The names of the Trainer without the noise, which weight decay would increase."""
-        noise = {id(t) for m in noisy_modules(model).values() for t in m.noise_tensors()}
-        names = {name for name, p in model.named_parameters() if id(p) in noise}
-        return [name for name in super().get_decay_parameter_names(model) if name not in names]
+        noise = noise_names(model)
+        return [name for name in super().get_decay_parameter_names(model) if name not in noise]
 
     def create_optimizer(self, *args: object, **options: object) -> torch.optim.Optimizer:
         """The optimizer of the Trainer, with the parameters of the likelihood."""
@@ -175,8 +177,8 @@ class ELBOTrainer(Trainer):
     def log(self, logs: dict[str, float], *args: object, **options: object) -> None:
         """Log the values of the Trainer, and the parts of the loss of the latest step."""
         if "loss" in logs:
-            parts = {name: part.item() for name, part in self._parts.items()}
-            logs = {**logs, **parts, "beta": self.beta}
+            logs = logs | {name: part.item() for name, part in self._parts.items()}
+            logs["beta"] = self.beta
         super().log(logs, *args, **options)
 
     def _save(
@@ -207,18 +209,13 @@ class ELBOTrainer(Trainer):
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warn about missing tensors, except for the noise, which is in a separate file."""
-        missing, unexpected = load_result
         noise = noise_names(self.model)
-        others = type(load_result)([name for name in missing if name not in noise], unexpected)
-        super()._issue_warnings_after_load(others)
+        missing = [name for name in load_result.missing_keys if name not in noise]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     @torch.no_grad()
     def _load_noise(
-        self,
-        model: nn.Module,
-        noise: Mapping[str, Tensor],
-        description: Mapping[str, Any],
-        path: str,
+        self, model: nn.Module, noise: dict[str, Tensor], description: dict[str, Any], path: str
     ) -> None:
         """Copy the noise of a checkpoint into a model with the same noisy modules."""
         state = model.state_dict(keep_vars=True)
@@ -280,36 +277,16 @@ def _generates(model: nn.Module) -> bool:
     return bool(getattr(model, "can_generate", bool)())
 
 
-def _is_regression(model: nn.Module) -> bool:
-    """Whether the Trainer would treat the labels of a model as numbers."""
-    if (problem := _config(model, "problem_type")) is not None:
-        return bool(problem == "regression")
-    return _config(model, "num_labels") == 1 and not _generates(model)
-
-
-def _add_decoder_inputs(
-    model: nn.Module, batch: dict[str, object], labels: Tensor
-) -> dict[str, object]:
+def _add_decoder_inputs(model: Any, batch: dict[str, object], labels: Tensor) -> dict[str, object]:
     """The batch with labels shifted to the right for a decoder, as the model itself would do."""
     has_decoder = _config(model, "is_encoder_decoder")
     if not has_decoder or not _generates(model) or not _DECODER_INPUTS.isdisjoint(batch):
         return batch
-    shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    if shift is None:
+    if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
         raise VardropError(
             f"Expected `decoder_input_ids` in the batch of {type(model).__name__}, but got "
             f"{', '.join(batch)}. Pass a data collator that makes them: the labels, shifted to the "
             "right by one position."
         )
-    return {**batch, "decoder_input_ids": shift(labels=labels)}
-
-
-def _length(data: Any) -> int:
-    try:
-        return len(data)
-    except TypeError:
-        raise VardropError(
-            f"Expected `num_data` for a `train_dataset` without a length, but got "
-            f"{type(data).__name__} and none. It is the number of training examples, which scales "
-            "the KL."
-        ) from None
+    shifted = model.prepare_decoder_input_ids_from_labels(labels=labels)
+    return {**batch, "decoder_input_ids": shifted}

@@ -20,23 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vardrop._core.calls import (
-    LabelledData,
-    call_net,
-    clone_batch,
-    labelled_batches,
-    map_tensors,
-    output_tensor,
-    slice_batch,
-    tensors_in,
-)
-from vardrop._core.checks import (
-    check_choice,
-    check_integer,
-    check_number,
-    check_type,
-    describe_value,
-)
+from vardrop._core import calls, checks
 from vardrop._core.errors import VardropError, report_arguments
 from vardrop._core.rng import preserve_rng
 from vardrop.compression import Shrunk, probes, shrink
@@ -63,13 +47,14 @@ _MULTIPLES, _INPUTS = (16, 8, 4, 2, 1), 16  # of units; the least inputs of a co
 _USED = 0.9  # the least fraction of the budget that has to be used
 _LADDER, _MILD = (0.5, 0.25, 0.12, 0.06), (0.7, 0.85)  # fractions of the MACs that `max_drop` tries
 _BATCH_SIZE = 128
+_Widths = list[tuple[int, int]]  # multiples of units, with the least inputs of convolutions
 _Measure = Callable[[Tensor], float]  # of a mask of gates
 
 
 def slim(
     net: nn.Module,
-    data: LabelledData,
-    validation: LabelledData,
+    data: calls.LabelledData,
+    validation: calls.LabelledData,
     *,
     macs: float | None = None,
     latency: float | None = None,
@@ -148,29 +133,7 @@ def slim(
     Gates: Louizos, Welling & Kingma 2018, eq. 10 to 13; the constraint: Gallego-Posada et al. 2022,
     "Controlled sparsity via constrained optimization".
     """
-    kind, limit = _choose_budget(macs=macs, latency=latency, bytes=bytes, max_drop=max_drop)
-    for name, number in (("epochs", epochs), ("multiple", multiple)):
-        if number is not None:
-            check_integer(name, number)
-    check_number("lr", lr, above=0)
-    check_integer("seed", seed, at_least=0)
-    if loss is not None and not callable(loss):
-        raise VardropError(f"Expected `loss` to be a function, but got {describe_value(loss)}.")
-    check_choice("runtime", runtime, RUNTIMES)
-    check_type("runtimes", runtimes, Sequence, "a list of runtimes")
-    for other in runtimes:
-        check_choice("runtimes", other, RUNTIMES)
-    probes.check_plain(net)
-    slimming = _Slimming(net, data, validation, epochs, lr, loss, multiple, seed, runtime, progress)
-    with torch.inference_mode(mode=False), preserve_rng(slimming.device, seed):
-        is_drop = kind == "max_drop"
-        small = slimming.find_smallest(limit) if is_drop else slimming.train_to(kind, limit)
-        timed = ("torch", *((runtime,) if kind == "latency" else ()), *runtimes)
-        return slimming.report(small, kind, limit, tuple(dict.fromkeys(timed)))
-
-
-def _choose_budget(**budgets: float | None) -> tuple[str, float]:
-    """The name and the value of the one budget that is not None."""
+    budgets = {"macs": macs, "latency": latency, "bytes": bytes, "max_drop": max_drop}
     chosen = {name: limit for name, limit in budgets.items() if limit is not None}
     if len(chosen) != 1:
         raise VardropError(
@@ -179,13 +142,26 @@ def _choose_budget(**budgets: float | None) -> tuple[str, float]:
         )
     ((kind, limit),) = chosen.items()
     if kind == "max_drop":
-        check_number(kind, limit, at_least=0)
+        checks.check_number(kind, limit, at_least=0)
     else:
-        check_number(kind, limit, above=0, below=1, remedy="It is the fraction to keep.")
-    return kind, float(limit)
+        checks.check_number(kind, limit, above=0, below=1, remedy="It is the fraction to keep.")
+    checks.check_integer("epochs", 1 if epochs is None else epochs)
+    checks.check_integer("multiple", 1 if multiple is None else multiple)
+    checks.check_number("lr", lr, above=0)
+    checks.check_integer("seed", seed, at_least=0)
+    checks.check_choice("runtime", runtime, RUNTIMES)
+    checks.check_type("runtimes", runtimes, Sequence, "a list of runtimes")
+    for other in runtimes:
+        checks.check_choice("runtimes", other, RUNTIMES)
+    probes.check_plain(net)
+    task = _Slimming(net, data, validation, epochs, lr, loss, multiple, seed, runtime, progress)
+    with torch.inference_mode(mode=False), preserve_rng(task.device, seed):
+        small = task.find_smallest(limit) if kind == "max_drop" else task.train_to(kind, limit)
+        timed = ("torch", *((runtime,) if kind == "latency" else ()), *runtimes)
+        return task.report(small, kind, limit, tuple(dict.fromkeys(timed)))
 
 
-def _make_source(data: LabelledData, device: torch.device) -> BatchSource:
+def _make_source(data: calls.LabelledData, device: torch.device) -> BatchSource:
     """Batches of the training data. Of two tensors, examples that fill no batch are left out."""
     x, y = data if isinstance(data, tuple) and len(data) == 2 else (None, None)
     if isinstance(x, Tensor) and isinstance(y, Tensor):
@@ -194,7 +170,7 @@ def _make_source(data: LabelledData, device: torch.device) -> BatchSource:
     return StreamBatches(data, device, name="data")
 
 
-def _list_widths(gates: UnitGates, cost: _Measure, limit: float) -> list[tuple[int, int]]:
+def _list_widths(gates: UnitGates, cost: _Measure, limit: float) -> _Widths:
     """Multiples of units with the least inputs of convolutions, fastest first, for a budget.
 
     They leave layers to choose from: a convolution keeps 16 inputs only if the other layers can
@@ -236,43 +212,45 @@ class _Price(Callback):
         return self.cost <= self.goal or self.step == self.steps
 
 
-@dataclasses.dataclass
 class _Slimming:
-    """A model, its data and its training to a budget. The fields are the arguments of `slim`."""
+    """A model, its data and its training to a budget. The arguments are those of `slim`."""
 
-    net: nn.Module
-    train: LabelledData
-    held_out: LabelledData
-    epochs: int | None
-    lr: float
-    loss: Loss | None
-    multiple: int | None
-    seed: int
-    runtime: str
-    progress: bool | None
-
-    def __post_init__(self) -> None:
-        parameters = [p for p in self.net.parameters() if p.requires_grad]
+    def __init__(
+        self,
+        net: nn.Module,
+        data: calls.LabelledData,
+        validation: calls.LabelledData,
+        epochs: int | None,
+        lr: float,
+        loss: Loss | None,
+        multiple: int | None,
+        seed: int,
+        runtime: str,
+        progress: bool | None,
+    ) -> None:
+        self.net, self.lr, self.multiple = net, lr, multiple
+        self.runtime, self.progress = runtime, progress
+        parameters = [p for p in net.parameters() if p.requires_grad]
         if not parameters:
             raise VardropError(
                 "Expected `net` to have parameters to train, but got none that requires a "
                 "gradient. Call net.requires_grad_()."
             )
         self.device = parameters[0].device
-        self.source = _make_source(self.train, self.device)
-        self.generator = torch.Generator().manual_seed(self.seed)
-        held_out = list(labelled_batches(self.held_out, "validation"))
-        self.validation = map_tensors(lambda t: t.to(self.device), held_out)
+        self.source = _make_source(data, self.device)
+        self.generator = torch.Generator().manual_seed(seed)
+        held_out = list(calls.labelled_batches(validation, "validation"))
+        self.validation = calls.map_tensors(lambda t: t.to(self.device), held_out)
         first = probes.to_arguments(self.validation[0][0])
-        self.timed = map_tensors(lambda t: t[:_TIMED_ROWS].clone() if t.dim() else t, first)
-        self.example = slice_batch(self.timed, 0, 1)
-        probes.check_runs(self.net, self.example)
+        self.timed = calls.map_tensors(lambda t: t[:_TIMED_ROWS].clone() if t.dim() else t, first)
+        self.example = calls.slice_batch(self.timed, 0, 1)
+        probes.check_runs(net, self.example)
         counted = self.source.steps or sum(1 for _ in self.source.batches(self.generator))
-        self.num_epochs = self.epochs or max(5, math.ceil(_STEPS / counted))
+        self.num_epochs = epochs or max(5, math.ceil(_STEPS / counted))
         self.epoch_steps, self.steps = counted, self.num_epochs * counted
         with report_arguments("loss", "validation"):
-            self.score = slim_report.make_score(self.net, self.validation, self.loss)
-            self.before = self.measure(self.net)
+            self.score = slim_report.make_score(net, self.validation, loss)
+            self.before = self.measure(net)
 
     def measure(self, net: nn.Module) -> float:
         """The score of a model on validation data."""
@@ -313,14 +291,12 @@ class _Slimming:
         self, net: nn.Module, line: ShowProgress, start: Position, price: _Price | None = None
     ) -> Position:
         """Train a model, with gates if there is a price. An interrupted epoch is continued."""
+        prices = [] if price is None else [price]
         groups = [{"params": [p for p in net.parameters() if p.requires_grad]}]
-        callbacks: list[Callback] = [line]
-        if price is not None:
-            groups.append({"params": list(price.gates.parameters())})
-            callbacks.append(price)
+        groups += [{"params": list(p.gates.parameters())} for p in prices]
 
         def loss(batch: TrainBatch, at: Position) -> Tensor:
-            output = output_tensor(call_net(net, clone_batch(batch.x)))
+            output = calls.output_tensor(calls.call_net(net, calls.clone_batch(batch.x)))
             with report_arguments("loss", "data"):
                 task_loss = self.score.loss(output, batch.y)
             return task_loss if price is None else task_loss + price.penalty()
@@ -331,13 +307,18 @@ class _Slimming:
             return self._epoch
 
         done = start.epoch * self.epoch_steps + start.step
-        steps = self.steps - done if price is None else price.steps
-        warmup = _WARMUP if price is None else 1.0  # with gates the rate rises all the time
+        # With gates the rate rises all the time.
+        steps, warmup = (price.steps, 1.0) if price else (self.steps - done, _WARMUP)
 
         def schedule(at: Position) -> tuple[float, float]:
+            """One cycle: up for a fraction of the steps, then down to zero."""
             step = at.epoch * self.epoch_steps + at.step - done
-            rate = self._rate(step / max(1, steps), warmup)
-            return rate, 0.0 if price is None else price.gate_lr
+            part = min(1.0, step / max(1, steps))  # epochs of a stream may differ in length
+            if part < warmup:
+                rate = _FIRST + (1 - _FIRST) * (1 - math.cos(math.pi * part / warmup)) / 2
+            else:
+                rate = (1 + math.cos(math.pi * (part - warmup) / max(1 - warmup, 1e-9))) / 2
+            return self.lr * rate, 0.0 if price is None else price.gate_lr
 
         net.train()
         return minimize(
@@ -346,16 +327,9 @@ class _Slimming:
             torch.optim.Adam(groups),
             epochs=self.num_epochs,
             schedule=schedule,
-            callbacks=callbacks,
+            callbacks=[line, *prices],
             start=start._replace(stopped=False),
         )
-
-    def _rate(self, done: float, warmup: float) -> float:
-        """One cycle: up for a fraction of the steps, then down to zero."""
-        done = min(1.0, done)  # epochs of a stream may differ in length
-        if done < warmup:
-            return self.lr * (_FIRST + (1 - _FIRST) * (1 - math.cos(math.pi * done / warmup)) / 2)
-        return self.lr * (1 + math.cos(math.pi * (done - warmup) / max(1 - warmup, 1e-9))) / 2
 
     def _time(self, net: nn.Module, gates: UnitGates, mask: Tensor) -> float:
         """The measured time of a cut model, as a fraction of the time of the given model."""
@@ -364,12 +338,7 @@ class _Slimming:
         return seconds["after"] / seconds["before"]
 
     def _narrow(
-        self,
-        gates: UnitGates,
-        kind: str,
-        limit: float,
-        widths: list[tuple[int, int]],
-        measure: _Measure,
+        self, gates: UnitGates, kind: str, limit: float, widths: _Widths, measure: _Measure
     ) -> Tensor:
         """A mask of evenly narrowed layers that meets a latency. Other budgets are only checked."""
         mask = gates.evenly(0, *widths[-1])
@@ -390,11 +359,7 @@ class _Slimming:
         """The plain model with the means of the gates in the mask, without the other units."""
         folded = copy.deepcopy(net)
         gates.fold(folded, mask)
-        small, plan = shrink(folded, self.example, progress=False)
-        kernels = [p for p in net.parameters() if p.dim() == 4 and not p.is_contiguous()]
-        if any(p.is_contiguous(memory_format=torch.channels_last) for p in kernels):
-            small = small.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return Shrunk(small, plan)
+        return shrink(folded, self.example, progress=False)
 
     def find_smallest(self, max_drop: float) -> Shrunk:
         """The smallest of a few models that loses at most `max_drop`, or the best if none does."""
@@ -420,18 +385,26 @@ class _Slimming:
     def report(self, small: Shrunk, kind: str, limit: float, runtimes: tuple[str, ...]) -> Slimmed:
         """Both models with their scores and costs, and warnings."""
         nets = {"before": self.net, "after": small.net}
-        times, untimed = slim_report.time_models(nets, self.timed, runtimes)
+        times: dict[str, dict[str, float]] = {}
+        untimed = []
+        for way in runtimes:
+            try:
+                times |= slim_report.latencies(nets, self.timed, (way,))
+            except (VardropError, ImportError, OSError, *probes.CODE_ERRORS) as failure:
+                if way == "torch":
+                    raise
+                untimed.append(f"Not timed by {way}: {str(failure).partition(chr(10))[0][:200]}")
         before, after = (
             Cost(
                 score=self.measure(net),
                 macs=sum(c.macs for c in layer_costs(net, self.example).values()),
                 weights=sum(p.numel() for p in net.parameters()),
-                bytes=sum(t.numel() * t.element_size() for t in net.state_dict().values()),
+                bytes=sum(t.nbytes for t in net.state_dict().values()),
                 latency={way: seconds[name] for way, seconds in times.items()},
             )
             for name, net in nets.items()
         )
-        rows = next(len(t) for t in tensors_in(self.timed) if t.dim())
+        rows = next(len(t) for t in calls.tensors_in(self.timed) if t.dim())
         notes = (*small.plan.notes, *untimed)
         slimmed = Slimmed(
             small.net, before, after, self.score.name, small.plan, notes, rows, self.runtime

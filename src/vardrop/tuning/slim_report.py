@@ -19,7 +19,7 @@ from vardrop._core.calls import LabelledData, call_net, tensors_in
 from vardrop._core.checks import check_choice
 from vardrop._core.errors import VardropError, import_optional, report_errors
 from vardrop.compression import ShrinkPlan
-from vardrop.compression.probes import CODE_ERRORS, Inputs, outputs, time_interleaved
+from vardrop.compression.probes import Inputs, outputs, time_interleaved
 from vardrop.export import export_onnx
 from vardrop.likelihoods import Categorical
 from vardrop.tuning.fine_tune import Loss
@@ -48,17 +48,6 @@ class Score:
 def make_score(net: nn.Module, data: LabelledData, loss: Loss | None) -> Score:
     """The loss and the score for a model and its data."""
     output, target = outputs(net, data, "validation")
-    score = _choose_score(loss, output, target)
-    checked = score.loss(output, target)
-    if not isinstance(checked, Tensor) or checked.dim() or not bool(checked.isfinite()):
-        raise VardropError(
-            "Expected `loss` to give one finite number for `net` on `validation`, but got "
-            f"{checked}. Pass a trained net, and a loss that is a mean over the batch."
-        )
-    return score
-
-
-def _choose_score(loss: Loss | None, output: Tensor, target: Tensor) -> Score:
     is_class = not target.is_floating_point()
     if is_class and output.dim() == target.dim() + 1:
         likelihood = loss if isinstance(loss, Categorical) else Categorical()
@@ -67,22 +56,30 @@ def _choose_score(loss: Loss | None, output: Tensor, target: Tensor) -> Score:
             hits = output.argmax(likelihood.class_axis) == target
             return float(hits[likelihood.valid_mask(target)].double().mean())
 
-        return Score(loss or functional.cross_entropy, "accuracy", accuracy)
-    if loss is not None:
-        return Score(loss, "loss", lambda o, y: float(loss(o, y)))
-    if is_class or output.shape != target.shape:
+        score = Score(functional.cross_entropy if loss is None else loss, "accuracy", accuracy)
+    elif loss is not None:
+        score = Score(loss, "loss", lambda o, y: float(loss(o, y)))
+    elif is_class or output.shape != target.shape:
         raise VardropError(
             "Expected targets to be classes (N, ...) of outputs (N, classes, ...), or numbers of "
             f"the shape of the output, but got {target.dtype} of shape {tuple(target.shape)} and "
             f"outputs of shape {tuple(output.shape)}. Reshape them, or pass `loss`."
         )
-    # The price of the cost expects a loss of order one, in any unit of the target.
-    variance = max(float(target.double().var()), 1e-12)
-    return Score(
-        lambda o, y: functional.mse_loss(o, y) / variance,
-        "rmse",
-        lambda o, y: float((o - y).double().square().mean().sqrt()),
-    )
+    else:
+        # The price of the cost expects a loss of order one, in any unit of the target.
+        variance = max(float(target.double().var()), 1e-12)
+        score = Score(
+            lambda o, y: functional.mse_loss(o, y) / variance,
+            "rmse",
+            lambda o, y: float((o - y).double().square().mean().sqrt()),
+        )
+    checked = score.loss(output, target)
+    if not isinstance(checked, Tensor) or checked.dim() or not bool(checked.isfinite()):
+        raise VardropError(
+            "Expected `loss` to give one finite number for `net` on `validation`, but got "
+            f"{checked}. Pass a trained net, and a loss that is a mean over the batch."
+        )
+    return score
 
 
 @dataclass(frozen=True)
@@ -140,15 +137,16 @@ class Slimmed:
 
     def __str__(self) -> str:
         both = self.before, self.after
-        table = [["", "before", "after", "left"]]
-        table.append([f"{self.score} on validation data", *(f"{c.score:.4f}" for c in both), ""])
+        table = [
+            ["", "before", "after", "left"],
+            [f"{self.score} on validation data", *(f"{c.score:.4f}" for c in both), ""],
+        ]
         for name, unit in _UNITS.items():
             table.append([unit, *(f"{getattr(c, name):,}" for c in both), f"{self.left(name):.2f}"])
         for runtime in self.before.latency:
             times = (f"{1000 * c.latency[runtime]:.3f}" for c in both)
-            table.append(
-                [f"ms in {runtime}, {self.rows} rows", *times, f"{self.left(runtime):.2f}"]
-            )
+            label = f"ms in {runtime}, {self.rows} rows"
+            table.append([label, *times, f"{self.left(runtime):.2f}"])
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
             "  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]).rstrip()
@@ -177,11 +175,10 @@ def latencies(
     >>> seconds["torch"]["net"] > 0
     True
     """
-    for runtime in runtimes:
-        check_choice("runtimes", runtime, RUNTIMES)
     copies, seconds = {name: copy.deepcopy(net).eval() for name, net in nets.items()}, {}
     with torch.no_grad():
         for runtime in runtimes:
+            check_choice("runtimes", runtime, RUNTIMES)
             calls = {name: _make_call(runtime, net, inputs) for name, net in copies.items()}
             seconds[runtime] = time_interleaved(calls, rounds=5)
     return seconds
@@ -202,25 +199,9 @@ def _make_call(runtime: str, net: nn.Module, inputs: Inputs) -> Callable[[], obj
             session = onnxruntime.InferenceSession(
                 path, options, providers=["CPUExecutionProvider"]
             )
-    arrays = (tensor.cpu().numpy() for tensor in tensors_in(inputs))
-    names = (node.name for node in session.get_inputs())
-    return partial(session.run, None, dict(zip(names, arrays, strict=True)))
-
-
-def time_models(
-    nets: Mapping[str, nn.Module], inputs: Inputs, runtimes: tuple[str, ...]
-) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """The latencies in the available runtimes, and why the others could not be used."""
-    seconds: dict[str, dict[str, float]] = {}
-    notes = []
-    for runtime in runtimes:
-        try:
-            seconds |= latencies(nets, inputs, (runtime,))
-        except (VardropError, ImportError, OSError, *CODE_ERRORS) as failure:
-            if runtime == "torch":
-                raise
-            notes.append(f"Not timed by {runtime}: {str(failure).partition(chr(10))[0][:200]}")
-    return seconds, notes
+    pairs = zip(session.get_inputs(), tensors_in(inputs), strict=True)
+    feed = {node.name: tensor.cpu().numpy() for node, tensor in pairs}
+    return partial(session.run, None, feed)
 
 
 def budget_warnings(slimmed: Slimmed, drop: float, kind: str, limit: float) -> Iterator[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -44,8 +42,8 @@ class SlimAttention(Heads, nn.Module):
         biases = [None] * 3 if bias is None else bias.chunk(3)
         self.q_proj, self.k_proj, self.v_proj = map(dense, weights, biases)
         self.out_proj = dense(layer.out_proj.weight, layer.out_proj.bias)
-        heads = torch.arange(layer.num_heads, device=layer.out_proj.weight.device)
-        self.register_buffer("heads", heads)
+        device = layer.out_proj.weight.device
+        self.register_buffer("heads", torch.arange(layer.num_heads, device=device))
         self.train(layer.training)
 
     @property
@@ -53,31 +51,33 @@ class SlimAttention(Heads, nn.Module):
         """The number of remaining heads."""
         return self.q_proj.out_features // self.head_dim
 
-    def keep(self, units: Tensor) -> None:
-        """Keep the heads that have a unit of `q_proj` that is True."""
-        self.heads = self.heads[units.view(-1, self.head_dim).any(1).to(self.heads.device)]
-
     def recompose(self) -> nn.MultiheadAttention | None:
         """Torch's layer with these weights, or None if a head or a unit is missing."""
         q, k, v, out = self.q_proj, self.k_proj, self.v_proj, self.out_proj
         sizes = q.in_features, q.out_features, k.out_features, out.out_features
         if sizes != (self.embed_dim,) * 4:
             return None
-        options = {"add_zero_attn": self.add_zero_attn, "batch_first": self.batch_first}
-        widths = {"kdim": k.in_features, "vdim": v.in_features}
         layer = nn.MultiheadAttention(
-            self.embed_dim, self.num_heads, self.dropout, **options, **widths, device="meta"
+            *(self.embed_dim, self.num_heads, self.dropout),
+            add_zero_attn=self.add_zero_attn,
+            batch_first=self.batch_first,
+            kdim=k.in_features,
+            vdim=v.in_features,
+            device="meta",
         )
+        joined: dict[str, list[Tensor]] = {}
         if layer.in_proj_weight is None:
             for name, part in zip(SEPARATE, (q, k, v), strict=True):
                 setattr(layer, name, part.weight)
         else:
-            layer.in_proj_weight = join_parameters([q.weight, k.weight, v.weight])
+            joined["in_proj_weight"] = [q.weight, k.weight, v.weight]
         layer.register_parameter("in_proj_bias", None)
         if any(part.bias is not None for part in (q, k, v)):
             zero = torch.zeros_like(q.weight[:, 0])
-            biases = [zero if part.bias is None else part.bias for part in (q, k, v)]
-            layer.in_proj_bias = join_parameters(biases)
+            joined["in_proj_bias"] = [zero if p.bias is None else p.bias for p in (q, k, v)]
+        for name, tensors in joined.items():
+            trained = any(t.requires_grad for t in tensors)
+            setattr(layer, name, nn.Parameter(torch.cat([t.detach() for t in tensors]), trained))
         layer.out_proj.weight, layer.out_proj.bias = out.weight, out.bias
         return layer.train(self.training)
 
@@ -111,9 +111,3 @@ class SlimAttention(Heads, nn.Module):
 
     def extra_repr(self) -> str:
         return f"heads={self.num_heads}, head_dim={self.head_dim}, embed_dim={self.embed_dim}"
-
-
-def join_parameters(tensors: Sequence[Tensor]) -> nn.Parameter:
-    """Concatenate tensors to one parameter."""
-    trained = any(t.requires_grad for t in tensors)
-    return nn.Parameter(torch.cat([t.detach() for t in tensors]), trained)

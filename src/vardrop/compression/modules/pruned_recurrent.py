@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
@@ -35,7 +36,7 @@ class Unrolled(nn.Module):
 
     def __init__(self, layer: nn.RNNBase) -> None:
         super().__init__()
-        self.kind, self.mode = type(layer), layer.mode
+        self.make, self.mode = recurrent_like(layer), layer.mode
         self.dropout, self.batch_first = layer.dropout, layer.batch_first
         self.bidirectional, self.num_layers = layer.bidirectional, layer.num_layers
         self.proj_size = layer.proj_size
@@ -48,27 +49,17 @@ class Unrolled(nn.Module):
                 self.add_module(f"{name}{end}", dense(weight, bias, kind))
         self.train(layer.training)
 
-    def equal_widths(self) -> list[str]:
-        """Layers that have to keep equally many outputs, because torch has one size for them."""
-        return [f"ih{end}" for end in self.suffixes]
-
     def recompose(self) -> nn.RNNBase:
         """Torch's layer with these weights."""
         parts = {n: part for n, part in self.named_children() if isinstance(part, nn.Linear)}
-        inputs, bias = parts["ih_l0"].in_features, any(p.bias is not None for p in parts.values())
-        layer = resize_recurrent(self, inputs, self.hidden_size, bias)
+        first, bias = parts["ih_l0"], any(part.bias is not None for part in parts.values())
+        layer = self.make(first.in_features, self.hidden_size, bias=bias)
         for name, part in parts.items():
             setattr(layer, f"weight_{name}", part.weight)
             if hasattr(layer, f"bias_{name}"):
                 zeros = nn.Parameter(part.weight.detach().new_zeros(part.out_features))
                 setattr(layer, f"bias_{name}", zeros if part.bias is None else part.bias)
         return layer.train(self.training)
-
-    def steps(self, output: Tensor | PackedSequence) -> int:
-        """The number of steps of its outputs."""
-        if isinstance(output, PackedSequence):
-            return len(output.batch_sizes)
-        return output.shape[1 if self.batch_first and output.dim() == 3 else 0]
 
     def forward(self, input: Tensor | PackedSequence, hx: State | None = None) -> RecurrentOutput:
         """The outputs and the last state."""
@@ -82,23 +73,14 @@ class Unrolled(nn.Module):
     @property
     def hidden_size(self) -> int:
         """The number of units of the state before a projection."""
-        return len(self.get_parameter("ih_l0.weight")) // _GATES[self.mode]
+        return self.get_parameter("hr_l0.weight" if self.proj_size else "hh_l0.weight").shape[1]
 
 
-_GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}  # rows of a weight per unit
+def recurrent_like(layer: nn.RNNBase) -> Callable[..., nn.RNNBase]:
+    """A constructor of layers with the options of a recurrent layer, on the meta device.
 
-
-def resize_recurrent(
-    like: nn.RNNBase | Unrolled, input_size: int, hidden_size: int, bias: bool
-) -> nn.RNNBase:
-    """A recurrent layer of torch with other sizes, and its tensors on the meta device.
-
-    `like` is a recurrent layer or an unrolled one.
+    It takes the input size, the hidden size and `bias`.
     """
-    kind: Callable[..., nn.RNNBase] = like.kind if isinstance(like, Unrolled) else type(like)
-    options: dict[str, float | str] = {"proj_size": like.proj_size} if like.mode == "LSTM" else {}
-    if like.mode.startswith("RNN"):
-        options = {"nonlinearity": like.mode.removeprefix("RNN_").lower()}
-    for name in ("num_layers", "batch_first", "dropout", "bidirectional"):
-        options[name] = getattr(like, name)
-    return kind(input_size, hidden_size, bias=bias, device="meta", **options)
+    names = ["num_layers", "batch_first", "dropout", "bidirectional"]
+    names += {"GRU": [], "LSTM": ["proj_size"]}.get(layer.mode, ["nonlinearity"])
+    return partial(type(layer), device="meta", **{name: getattr(layer, name) for name in names})

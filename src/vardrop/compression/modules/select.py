@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from vardrop.gates.base import along
+
 
 class Select(nn.Module):
     """Keep the units `index` along one axis.
@@ -53,9 +55,7 @@ class Scale(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """The scaled units."""
-        shape = [1] * input.dim()
-        shape[self.axis] = len(self.factor)
-        return input * self.factor.view(shape)
+        return input * along(self.axis, input, self.factor)
 
     def extra_repr(self) -> str:
         return f"units={len(self.factor)}, axis={self.axis}"
