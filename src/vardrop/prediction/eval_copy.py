@@ -6,18 +6,19 @@ switched and several threads can predict with it at once. Variances of weights a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
-from vardrop._core.modules import clone_modules
+from vardrop._core.modules import clone_modules, hooks
 from vardrop._core.torch_private import has_plain_forward, own_tensors
 from vardrop._core.values import Value
 from vardrop.estimators import (
@@ -307,19 +308,16 @@ def _may_draw(module: nn.Module) -> bool:
     )
 
 
-def per_axis(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
-    """A size as one number per axis, from one number for all axes or one for each."""
-    sizes = tuple(value) if isinstance(value, Sequence) else (value,)
-    return sizes * axes if len(sizes) == 1 else sizes
-
-
-def track_active_module(net: nn.Module, hooks: ExitStack) -> list[tuple[str, nn.Module]]:
-    """The modules of a copy that are being run, with their names, innermost last."""
-    entered: list[tuple[str, nn.Module]] = []
+@contextmanager
+def track_active_module(net: nn.Module) -> Iterator[list[str]]:
+    """The modules of a copy that are being run, by name and class, innermost last."""
+    active: list[str] = []
+    handles: list[RemovableHandle] = []
     for name, module in net.named_modules():
-        entry = (name or "(net)", module)
-        before = module.register_forward_pre_hook(lambda *_, e=entry: entered.append(e))
-        after = module.register_forward_hook(lambda *_: entered.pop() and None)
-        hooks.callback(before.remove)
-        hooks.callback(after.remove)
-    return entered
+        entry = f"'{name or '(net)'}' ({type(module).__name__})"
+        handles += (
+            module.register_forward_pre_hook(lambda *_, entry=entry: active.append(entry)),
+            module.register_forward_hook(lambda *_: active.pop() and None),
+        )
+    with hooks(*handles):
+        yield active

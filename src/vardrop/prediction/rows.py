@@ -12,7 +12,7 @@ import math
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
@@ -29,7 +29,7 @@ from vardrop._core.calls import (
     tensors_in,
 )
 from vardrop._core.errors import VardropError
-from vardrop._core.modules import clone_modules
+from vardrop._core.modules import clone_modules, hooks
 from vardrop._core.torch_private import tree_map
 from vardrop.functional import (
     GeneratorNoise,
@@ -61,7 +61,6 @@ _LIVE_TENSORS = 6  # of the largest activation's size, at one time
 _CACHE_ELEMENTS = 2**18  # of the largest activation that stay in the cache with what is made of it
 _MIN_BLOCK = 96  # examples that a convolution gets at once
 _MAX_BLOCK_BYTES = 2**28
-_MOST_DRAWS = 256  # in a block of outputs
 _Result = TypeVar("_Result")
 _NORMALS = torch.randn(997, generator=torch.Generator().manual_seed(0))  # noise of recorded passes
 
@@ -127,8 +126,8 @@ class RowDraws:
         net: nn.Module,
         pick: Pick,
         memory: int,
-        local: bool = False,
-        most: int = _MOST_DRAWS,
+        local: bool,
+        most: int,
     ) -> None:
         self.pick, self.memory, self.most = pick, memory, most
         self.net = compute_variances(make_eval_copy(net, noise=True, local=local))
@@ -272,8 +271,7 @@ def _record_pass(net: nn.Module, forward: Callable[[], Tensor]) -> _Pass:
 
     def draw(shape: Sequence[int]) -> Tensor:
         requests.append(tuple(shape))
-        name, module = active[-1] if active else ("(net)", net)
-        modules.append(f"'{name}' ({type(module).__name__})")
+        modules.extend(active[-1:])
         rows, count = (shape[0], math.prod(shape[1:])) if shape else (1, 1)
         places = torch.arange(2 * count).add_(101 * len(requests)) % len(_NORMALS)
         pair = _NORMALS[places].view(2, count)
@@ -289,14 +287,14 @@ def _record_pass(net: nn.Module, forward: Callable[[], Tensor]) -> _Pass:
     def record_size(module: nn.Module, _: object, output: object) -> None:
         sizes.append(sum(t.numel() for t in tensors_in(output)))
 
-    with ExitStack() as stack:
-        active = track_active_module(net, stack)
-        for module in net.modules():
-            if is_stochastic(module) or not any(True for _ in module.children()):
-                stack.callback(module.register_forward_hook(record_size).remove)
-        stack.enter_context(draw_from(GeneratorNoise(0)))
-        stack.enter_context(draw_from(TensorNoise(draw)))
-        stack.enter_context(RandomOpMode(draw_untracked))
+    whole = [m for m in net.modules() if is_stochastic(m) or next(m.children(), None) is None]
+    with (
+        track_active_module(net) as active,
+        hooks(*(m.register_forward_hook(record_size) for m in whole)),
+        draw_from(GeneratorNoise(0)),
+        draw_from(TensorNoise(draw)),
+        RandomOpMode(draw_untracked),
+    ):
         output = forward()
     return _Pass(output, requests, modules, untracked, max(sizes))
 

@@ -16,10 +16,8 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice, repeat
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,25 +38,18 @@ from vardrop.prediction.eval_copy import (
     use_call_generator,
 )
 from vardrop.prediction.functions import FunctionSampler, function_seeds
+from vardrop.prediction.moments import MomentDraws
+from vardrop.prediction.rows import RowDraws
 
 _STACK = 8  # draws that are reduced together
 
 
-class DrawStrategy(Protocol):
-    """One way to draw outputs."""
-
-    def max_examples(self, x: Batch, samples: int) -> int:
-        """The number of examples of a batch that are drawn together within the memory."""
-
-    def draws(self, x: Batch, samples: int) -> Iterator[Tensor]:
-        """Yield blocks of outputs (s, N, ...), `samples` draws in all."""
-
-    def describe(self, x: Batch) -> str:
-        """Describe how inputs like x are run, for `Predictor.plan`."""
-
-
 class PassDraws(ABC):
     """One pass per draw, of all examples together, because they may depend on each other."""
+
+    @abstractmethod
+    def describe(self, x: Batch) -> str:
+        """Describe how inputs like x are run, for `Predictor.plan`."""
 
     @abstractmethod
     def passes(self, x: Batch, samples: int) -> Iterator[Tensor]:
@@ -74,65 +65,58 @@ class PassDraws(ABC):
 
 
 class LoopDraws(PassDraws):
-    """Passes of a model with its noise on.
+    """Passes of a copy of a model.
 
     Args:
-        net: the model, in evaluation mode, with its noise on or off.
-        run: returns the output of the model as one tensor.
+        net: the model.
+        pick: takes the tensor out of what the model returns.
         reason: why its draws are not made at once.
         noise: whether its noise is on; without noise there is one draw.
-        switch: a context in which the model's own modules are switched, if it is not a copy.
+        local: as for `RowDraws`.
     """
 
     def __init__(
-        self,
-        net: nn.Module,
-        run: Pick,
-        reason: str,
-        noise: bool = True,
-        switch: Callable[[], AbstractContextManager[object]] = nullcontext,
+        self, net: nn.Module, pick: Pick, reason: str, noise: bool = True, local: bool = False
     ) -> None:
-        self.net, self.run, self.reason, self.noise, self.switch = net, run, reason, noise, switch
-
-    @classmethod
-    def of_copy(
-        cls, net: nn.Module, pick: Pick, reason: str, noise: bool = True, local: bool = False
-    ) -> LoopDraws:
-        """Draws of a copy of a model, with `local` as for `RowDraws`."""
         copy = make_eval_copy(net, noise, local)
-        copy = compute_variances(copy) if noise else copy
-        return cls(copy, lambda x: pick(call_net(copy, x)), reason, noise)
-
-    @classmethod
-    def of_sharded(cls, source: nn.Module, net: nn.Module, pick: Pick, noise: bool) -> LoopDraws:
-        """Draws of a model itself, because one whose tensors are sharded cannot be copied.
-
-        Args:
-            source: the model or its ELBO, which may be wrapped.
-            net: the model.
-            pick: as for `RowDraws`.
-            noise: whether its noise is on.
-        """
-        has_method = hasattr(source, "outputs")
-        run = forward_method(source, "outputs") if has_method else partial(call_net, net)
-
-        @contextmanager
-        def switch() -> Iterator[None]:
-            with evaluating(net), sampling(net, noise):
-                yield
-
-        reason = "its tensors are sharded over processes"
-        return cls(net, lambda x: pick(run(x)), reason, noise, switch)
+        self.net = compute_variances(copy) if noise else copy
+        self.pick, self.reason, self.noise = pick, reason, noise
 
     def describe(self, x: Batch) -> str:
-        return (
-            f"one pass per draw, because {self.reason}" if self.noise else "one pass of the means"
-        )
+        if not self.noise:
+            return "one pass of the means"
+        return f"one pass per draw, because {self.reason}"
 
     def passes(self, x: Batch, samples: int) -> Iterator[Tensor]:
-        with self.switch(), use_call_generator(self.net):
+        with use_call_generator(self.net):
             for _ in range(samples if self.noise else 1):
-                yield self.run(clone_batch(x))
+                yield self.pick(call_net(self.net, clone_batch(x)))
+
+
+class ShardedDraws(PassDraws):
+    """Passes of a model itself, because one whose tensors are sharded cannot be copied.
+
+    Args:
+        source: the model, or the objective that contains it. If it has a method `outputs`, that is
+            called instead of the model.
+        net: the model.
+        pick: as for `LoopDraws`.
+        noise: whether its noise is on.
+    """
+
+    def __init__(self, source: nn.Module, net: nn.Module, pick: Pick, noise: bool) -> None:
+        self.net, self.pick, self.noise = net, pick, noise
+        has_method = hasattr(source, "outputs")
+        self.run = forward_method(source, "outputs") if has_method else partial(call_net, net)
+
+    def describe(self, x: Batch) -> str:
+        return "passes of the model itself, because its tensors are sharded over processes"
+
+    def passes(self, x: Batch, samples: int) -> Iterator[Tensor]:
+        noise = sampling(self.net, self.noise)
+        with evaluating(self.net), noise, use_call_generator(self.net):
+            for _ in range(samples if self.noise else 1):
+                yield self.pick(self.run(clone_batch(x)))
 
 
 class FunctionDraws(PassDraws):
@@ -183,3 +167,6 @@ class MemberDraws(PassDraws):
                 yield from repeat(self.pick(call_net(member, clone_batch(x))), self.each)
             else:
                 yield from chain.from_iterable(member(x).draws(x, self.each))
+
+
+DrawStrategy = PassDraws | RowDraws | MomentDraws
