@@ -304,4 +304,6 @@ def test_average_pooling_against_samples(name):
 ])  # fmt: skip
 def test_average_pooling_with_windows_of_several_sizes_is_refused(pool):
     net = vd.convert(nn.Sequential(nn.Conv2d(1, 2, 1), pool, nn.Flatten()), vd.sparse_vd())
-    assert_refused(r"Pool2d\), which calls .* several sizes", propagate, net, torch.ones(1, 1, 8, 8))
+    assert_refused(
+        r"Pool2d\), which calls .* several sizes", propagate, net, torch.ones(1, 1, 8, 8)
+    )

@@ -34,7 +34,7 @@ from vardrop.functional import (
 )
 from vardrop.gates import DROPOUT_TYPES, drop_rate
 from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
-from vardrop.noisy import Noisy, named_modules_of
+from vardrop.noisy import Noisy
 from vardrop.posteriors import Axes, Posterior, Tensors
 
 _LAYERS = (Linear, Conv1d, Conv2d, Conv3d)
@@ -52,7 +52,7 @@ def draws_functions(net: nn.Module) -> bool:
     A draw per example, or with signs per example (Flipout), has the distribution of a whole
     function for every example, so functions are drawn instead.
     """
-    stochastic = [m for m in net.modules() if is_stochastic(m)]
+    stochastic = list(filter(is_stochastic, net.modules()))
     weights = [m for m in stochastic if isinstance(m, Variational) and m.posterior is not None]
     gated = any(m.gate is not None for m in weights)
     draws_weights = all(m.estimator.whole_weights_per is not None for m in weights)
@@ -77,8 +77,8 @@ def make_eval_copy(net: nn.Module, noise: bool, local: bool = False) -> nn.Modul
     twin = clone_modules(net)
     for module in twin.modules():
         disable_encoder_fastpath(module)
-        if (switchable := DROPOUT_TYPES.get(type(module))) is not None:
-            module.__class__ = switchable  # the same dropout, drawn from the call's generator
+        if type(module) in DROPOUT_TYPES:  # the same dropout, drawn from the call's generator
+            module.__class__ = DROPOUT_TYPES[type(module)]
         if isinstance(module, Noisy):
             module.training, module.sampling = False, noise
         else:
@@ -109,12 +109,10 @@ class GaussianLayer(Noisy):
     def __init__(self, layer: Variational, floor: float) -> None:
         super().__init__()
         # Code of the model may ask a layer for its sizes. nn.Module.__setattr__ is slow.
-        for name, value in vars(layer).items():
-            if isinstance(value, int | str | tuple):
-                vars(self).setdefault(name, value)
+        sizes = {n: v for n, v in vars(layer).items() if isinstance(v, int | str | tuple)}
         op: Any = functional.linear if type(layer) is Linear else layer._conv_forward
-        vars(self).update(op=op, outputs=None, channels_last=False)
-        vars(self).update(training=False, sampling=layer.sampling)
+        mode = {"training": False, "sampling": layer.sampling}
+        vars(self).update(sizes | vars(self) | mode, op=op, outputs=None, channels_last=False)
         tensors, bias = layer.noisy_tensors(), cast(Tensor | None, layer.bias)
         weight = tensors["weight"]
         variance = weight.variance()
@@ -178,18 +176,13 @@ class GaussianLayer(Noisy):
         pads = self.variance.is_cpu and vars(self).get("groups", 1) == 1
         count = -len(self.variance) % _LANES if pads else 0
         vars(self).update(channels_last=True, outputs=len(self.variance) if count else None)
-        for name in (
-            "variance",
-            "bias_variance",
-            *(() if self.weight is None else ("weight", "bias")),
-        ):
-            values = self._buffers[name]
-            if values is None:
+        means = () if self.weight is None else ("weight", "bias")
+        for name in ("variance", "bias_variance", *means):
+            if (tensor := self._buffers[name]) is None:
                 continue
-            if count:
-                values = torch.cat([values, values.new_zeros(count, *values.shape[1:])])
-            layout = torch.channels_last if values.dim() == 4 else torch.contiguous_format
-            self._buffers[name] = values.contiguous(memory_format=layout)
+            tensor = torch.cat([tensor, tensor.new_zeros(count, *tensor.shape[1:])])
+            layout = torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
+            self._buffers[name] = tensor.contiguous(memory_format=layout)
 
 
 def sample_gaussian(mean: Tensor, std: Tensor, draws: int = 1) -> Tensor:
@@ -243,16 +236,17 @@ def compute_variances(copy: nn.Module, draws_outputs: bool = True) -> nn.Module:
     with Gaussian weights keep their class and get a `FrozenGaussian` posterior.
     """
     layers: dict[nn.Module, nn.Module] = {}
-    for layer in named_modules_of(copy, Variational).values():
+    for layer in copy.modules():
+        if not isinstance(layer, Variational):
+            continue
         local = layer.posterior is not None and layer.gate is None and draws_outputs
         estimator = layer.estimator
         local &= type(layer) in _LAYERS and layer.weight.dtype in (torch.float32, torch.float64)
         if local and type(estimator) is LocalReparameterization:
             layers[layer] = GaussianLayer(layer, estimator.floor)
         elif layer.posterior is not None and layer.posterior.gaussian:
-            ones = {n: torch.ones_like(t.mean) for n, t in layer.noisy_tensors().items()}
             deviations = {
-                name: {"deviation": tensor.perturbation(ones[name])}
+                name: {"deviation": tensor.perturbation(torch.ones_like(tensor.mean))}
                 for name, tensor in layer.noisy_tensors().items()
             }
             layer.replace_posterior(FrozenGaussian(layer.posterior.zero_mean), deviations)
@@ -294,18 +288,13 @@ def use_call_generator(net: nn.Module) -> AbstractContextManager[object]:
 
 def has_untracked_randomness(net: nn.Module) -> bool:
     """Whether a forward could draw noise that the sampling switch does not control."""
-    return any(map(_may_draw, net.modules()))
-
-
-def _may_draw(module: nn.Module) -> bool:
-    if isinstance(module, GaussianLayer):
-        return False
-    is_ours = type(module).__module__.startswith(("torch.nn.modules.", "vardrop."))
-    values = (v for v in vars(module).copy().values() if isinstance(v, Value))
-    custom = any(not type(v).__module__.startswith("vardrop.") for v in values)
-    return (
-        not is_ours or custom or isinstance(module, _DRAWING_TYPES) or not has_plain_forward(module)
-    )
+    for module in net.modules():
+        parts = [v for v in vars(module).copy().values() if isinstance(v, Value)]
+        is_ours = type(module).__module__.startswith(("torch.nn.modules.", "vardrop."))
+        is_ours &= all(type(part).__module__.startswith("vardrop.") for part in parts)
+        if not is_ours or isinstance(module, _DRAWING_TYPES) or not has_plain_forward(module):
+            return True
+    return False
 
 
 @contextmanager

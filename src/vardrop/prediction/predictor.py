@@ -121,14 +121,15 @@ class Predictor(nn.Module):
         check_choice("draw", draw, ("estimator", "local", "functions"))
         check_integer("samples", samples)
         check_integer("memory", memory)
-        check_type("output", output, Callable | None, "a function")  # type: ignore[arg-type]
-        check_type("conformal", conformal, Conformal | None, "a rule of vardrop.conformal")
         check_number("level", level, above=0, below=1)
+        if output is not None:
+            check_type("output", output, Callable, "a function")  # type: ignore[arg-type]
         if keep is not None:
             check_integer("keep", keep, at_least=0)
         if tolerance is not None:
             check_number("tolerance", tolerance, above=0)
         if conformal is not None:
+            check_type("conformal", conformal, Conformal, "a rule of vardrop.conformal")
             conformal.check_mode(mode == "moments")
         model, meaning = resolve_likelihood(net, likelihood)
         if mode == "sample" and model is not net and not any(map(is_stochastic, model.modules())):

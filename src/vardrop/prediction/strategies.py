@@ -133,12 +133,12 @@ class FunctionDraws(PassDraws):
         if not hasattr(self._thread, "sampler"):
             self._thread.sampler = FunctionSampler(self.net)
         sampler = self._thread.sampler
-        values = sampler.prepare(x)
+        shared = sampler.prepare(x)
         for seed in function_seeds(noise_source().seed or 0, samples):
             with draw_from(GeneratorNoise(seed)), use_call_generator(sampler.net):
                 sampler.redraw()
-                output = self.pick(sampler(values))
-            yield output
+                outputs = self.pick(sampler(shared))
+            yield outputs
 
 
 class MemberDraws(PassDraws):
