@@ -33,7 +33,7 @@ from vardrop.prediction import Predictor
 from vardrop.prediction.graph import Graph, NoiseInput
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto
+    from onnx import ModelProto
 
 
 def export_program(
@@ -157,7 +157,7 @@ def _export(net: nn.Module, inputs: Inputs, batch_axes: tuple[int, ...]) -> Expo
 @contextmanager
 def _without_cache(net: nn.Module) -> Iterator[None]:
     """Let decoders of transformers return no cache of keys and values, which is not a tensor."""
-    configs = [getattr(module, "config", None) for module in net.modules()]
+    configs: list[Any] = [getattr(module, "config", None) for module in net.modules()]
     caching = [config for config in configs if getattr(config, "use_cache", False) is True]
     try:
         for config in caching:
@@ -192,19 +192,15 @@ def _convert(program: ExportedProgram, graph: Graph | None) -> ModelProto:
     symbols = {sizes[0].dim_param for sizes in ports[:1] if sizes}  # a name such as s77
     for size in (size for sizes in ports for size in sizes if size.dim_param in symbols - {""}):
         size.dim_param = "batch"
-    if graph is not None:
-        _rename_outputs(model.graph, dict(zip(outputs, graph.output_names, strict=True)))
+    if graph is not None:  # inner tensors may already have the names of the outputs
+        new_names = {name: f"{name}_inside" for name in graph.output_names}
+        new_names |= dict(zip(outputs, graph.output_names, strict=True))
+        for node in model.graph.node:
+            for tensor_names in (node.input, node.output):
+                tensor_names[:] = [new_names.get(name, name) for name in tensor_names]
+        for tensor in (*model.graph.initializer, *model.graph.output):
+            tensor.name = new_names.get(tensor.name, tensor.name)
     return model
-
-
-def _rename_outputs(graph: GraphProto, names: dict[str, str]) -> None:
-    """Rename the outputs, and inner tensors that already have these names."""
-    new_names = {name: f"{name}_inside" for name in names.values()} | names
-    for node in graph.node:
-        for tensor_names in (node.input, node.output):
-            tensor_names[:] = [new_names.get(name, name) for name in tensor_names]
-    for tensor in (*graph.initializer, *graph.output):
-        tensor.name = new_names.get(tensor.name, tensor.name)
 
 
 def _find_unsupported(program: ExportedProgram, failure: BaseException) -> str:

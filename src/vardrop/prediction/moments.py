@@ -212,7 +212,7 @@ def _average_pool(
         window, divisor = _per_axis(pool.kernel_size, axes), getattr(pool, "divisor_override", None)
         several = pool.ceil_mode or not pool.count_include_pad
     else:
-        window, divisor = [n // m for n, m in zip(before, after, strict=True)], None
+        window, divisor = tuple(n // m for n, m in zip(before, after, strict=True)), None
         several = any(n % m for n, m in zip(before, after, strict=True))
     if several:
         raise UnsupportedError("average pooling with windows of several sizes")
@@ -385,9 +385,12 @@ class MomentDraws:
             if not isinstance(output, Tensor | RandomTensor):
                 output = self.pick(output)
         except UnsupportedError as error:
+            with track_active_module(self.net) as active, suppress(UnsupportedError):
+                _run(self.net, x)  # once more, to name the module
+            place = active[-1] if active else "the net"
             raise VardropError(
-                f"Expected modules with known moments, but got {_failing(self.net, x)}, which "
-                f'calls {error}. Predict with mode="sample".'
+                f"Expected modules with known moments, but got {place}, which calls {error}. "
+                'Predict with mode="sample".'
             ) from None
         return output.moments if isinstance(output, RandomTensor) else _pair(output, None)
 
@@ -416,10 +419,3 @@ def _run(net: nn.Module, x: Tensor) -> Any:
             if RandomTensor.__name__ not in str(error):
                 raise
             raise UnsupportedError(f"code that takes only tensors: {error}") from error
-
-
-def _failing(net: nn.Module, x: Tensor) -> str:
-    """The module in which an operation without a rule is called."""
-    with track_active_module(net) as active, suppress(UnsupportedError):
-        _run(net, x)
-    return active[-1] if active else "the net"

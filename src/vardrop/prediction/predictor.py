@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Literal
@@ -211,11 +210,9 @@ class Predictor(nn.Module):
         Returns:
             An iterator of predictions, one per batch.
         """
-        noise: AbstractContextManager[object] = nullcontext()  # the global generator is left alone
-        if self.mode == "moments":
-            noise = draw_from(GeneratorNoise(seed or 0))  # the same numbers for every example
-        elif self.mode == "sample" or has_untracked_randomness(self.net):
-            noise = draw_from(GeneratorNoise(resolve_seed(seed)))
+        custom = self.mode == "mean" and has_untracked_randomness(self.net)
+        is_random = self.mode == "sample" or custom  # if not, leave the global generator alone
+        noise = draw_from(GeneratorNoise(resolve_seed(seed) if is_random else seed or 0))
         device, total = device_of(self.net), None
         inputs: Iterable[Any]
         if self.batched:
@@ -231,7 +228,7 @@ class Predictor(nn.Module):
     @report_arguments("x")
     @restore_state_on_error
     def _predict_batch(
-        self, x: Batch, seed: int | None, noise: AbstractContextManager[object], line: ProgressLine
+        self, x: Batch, seed: int | None, noise: draw_from, line: ProgressLine
     ) -> Prediction:
         with noise, torch.no_grad():
             strategy = self.strategy_for(x, seed)

@@ -76,7 +76,7 @@ class Split(NamedTuple):
     """
 
     prefix: Callable[[Batch], Sequence[Any]]
-    suffix: Callable[..., Any]
+    suffix: Any  # a module, or a function
     has_examples: tuple[bool, ...]
 
 
@@ -225,12 +225,7 @@ class _Pass(NamedTuple):
 
 def _verify(net: nn.Module, four: Batch, pick: Pick) -> _Pass:
     """Run a model on four examples; raise an error if examples share noise or anything else."""
-
-    def run(net: nn.Module, count: int) -> _Pass:
-        x = slice_batch(four, 0, count)
-        return _record_pass(net, lambda: pick(call_net(net, clone_batch(x))))
-
-    three, complete = run(net, 3), run(net, 4)
+    three, complete = (_record_pass(net, pick, slice_batch(four, 0, count)) for count in (3, 4))
     for few, many, name in zip(three.requests, complete.requests, complete.modules, strict=True):
         if (few[:1], many[:1]) != ((3,), (4,)) or few[1:] != many[1:]:
             raise NotRowwiseError(f"{name} draws noise of shape {many} for all examples")
@@ -239,7 +234,7 @@ def _verify(net: nn.Module, four: Batch, pick: Pick) -> _Pass:
     alone, together = three, complete
     if complete.untracked:  # its noise differs, so compare without noise
         quiet = make_eval_copy(net, noise=False)
-        alone, together = run(quiet, 3), run(quiet, 4)
+        alone, together = (_record_pass(quiet, pick, slice_batch(four, 0, n)) for n in (3, 4))
         if together.untracked:
             raise NotRowwiseError("its code calls random functions of torch")
     if (len(alone.output), len(together.output)) != (3, 4):
@@ -250,7 +245,7 @@ def _verify(net: nn.Module, four: Batch, pick: Pick) -> _Pass:
     return complete
 
 
-def _record_pass(net: nn.Module, forward: Callable[[], Tensor]) -> _Pass:
+def _record_pass(net: nn.Module, pick: Pick, x: Batch) -> _Pass:
     """One pass with constant noise, the same for every second example."""
     requests: list[tuple[int, ...]] = []
     modules: list[str] = []
@@ -283,7 +278,7 @@ def _record_pass(net: nn.Module, forward: Callable[[], Tensor]) -> _Pass:
         draw_from(TensorNoise(draw)),
         RandomOpMode(draw_untracked),
     ):
-        output = forward()
+        output = pick(call_net(net, clone_batch(x)))
     return _Pass(output, requests, modules, untracked, max(sizes))
 
 
@@ -295,8 +290,8 @@ def _split_model(net: nn.Module, four: Batch, complete: _Pass, pick: Pick) -> Sp
     sources = {m for m in net.modules() if any(map(is_stochastic, m.modules()))}
     split = split_at_noise(net, trace_model(net, two), sources, (two, three))
 
-    values = split.prefix(clone_batch(two))
-    output = _record_pass(nn.Identity(), lambda: pick(split.suffix(2, *values))).output
+    shared = split.prefix(clone_batch(two))
+    output = _record_pass(split.suffix, pick, (2, *shared)).output
     expected = complete.output[[0, 1, 0, 1]]
     # Both draws get the same noise, except of random functions of torch.
     same = slice(2 if complete.untracked else 4)

@@ -113,7 +113,16 @@ class StreamBatches(BatchSource):
             stream_generator = getattr(owner, "generator", None)
             if isinstance(stream_generator, torch.Generator):
                 stream_generator.manual_seed(seed)
-        for step, batch in enumerate(_isolate_rng(self.source, seed), 1):
+        state, iterator = torch.Generator().manual_seed(seed).get_state(), None
+        while True:
+            with preserve_rng():  # the stream has a separate state of torch's generator
+                torch.set_rng_state(state)
+                iterator = iter(self.source) if iterator is None else iterator
+                batch = next(iterator, _END)
+                state = torch.get_rng_state()
+            if batch is _END:
+                break
+            step += 1
             if step > position:
                 yield batch
         if step < (least := max(position, 1)):
@@ -122,20 +131,6 @@ class StreamBatches(BatchSource):
                 f"{step}. It must give the same batches in every epoch."
             )
         self.steps = step if self.steps is None else self.steps
-
-
-def _isolate_rng(source: Iterable[object], seed: int) -> Iterator[object]:
-    """Read an iterable with a separate state of torch's generator."""
-    state, iterator = torch.Generator().manual_seed(seed).get_state(), None
-    while True:
-        with preserve_rng():
-            torch.set_rng_state(state)
-            iterator = iter(source) if iterator is None else iterator
-            batch = next(iterator, _END)
-            state = torch.get_rng_state()
-        if batch is _END:
-            return
-        yield batch
 
 
 def check_rereadable(name: str, data: object) -> None:
