@@ -21,17 +21,8 @@ from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules, hooks
 from vardrop._core.torch_private import has_plain_forward, own_tensors
 from vardrop._core.values import Value
-from vardrop.estimators import (
-    LocalReparameterization,
-    check_estimator,
-    local_reparameterization,
-)
-from vardrop.functional import (
-    log_square,
-    noise_is_given,
-    redirect_random_ops,
-    standard_normal,
-)
+from vardrop.estimators import LocalReparameterization, check_estimator, local_reparameterization
+from vardrop.functional import log_square, noise_is_given, redirect_random_ops, standard_normal
 from vardrop.gates import DROPOUT_TYPES, drop_rate
 from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
 from vardrop.noisy import Noisy

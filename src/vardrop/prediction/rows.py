@@ -119,14 +119,7 @@ class RowDraws:
         most: draws in a block of outputs.
     """
 
-    def __init__(
-        self,
-        net: nn.Module,
-        pick: Pick,
-        memory: int,
-        local: bool,
-        most: int,
-    ) -> None:
+    def __init__(self, net: nn.Module, pick: Pick, memory: int, local: bool, most: int) -> None:
         self.pick, self.memory, self.most = pick, memory, most
         self.net = compute_variances(make_eval_copy(net, noise=True, local=local))
         self.plans: dict[tuple[torch.Size, ...], RowPlan] = {}
@@ -154,7 +147,8 @@ class RowDraws:
         if note == BRANCHES:  # a branch for one draw may be another one for all of them
             raise NotRowwiseError(note)
         if split is None:
-            run = lambda draws, x: call_net(self.net, repeat_rows(x, draws))  # noqa: E731
+            net = self.net  # without `self`, which would be kept alive by its own plan
+            run = lambda draws, x: call_net(net, repeat_rows(x, draws))  # noqa: E731
             split = Split(lambda x: (x,), run, (True,))
         outputs = complete.output[0].numel()
         largest = max(complete.largest // 4, outputs)

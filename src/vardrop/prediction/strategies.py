@@ -22,21 +22,11 @@ from itertools import chain, islice, repeat
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import (
-    Batch,
-    Pick,
-    call_net,
-    clone_batch,
-    num_examples,
-)
+from vardrop._core.calls import Batch, Pick, call_net, clone_batch, num_examples
 from vardrop._core.sharding import forward_method
 from vardrop.functional import GeneratorNoise, draw_from, noise_source
 from vardrop.noisy import evaluating, sampling
-from vardrop.prediction.eval_copy import (
-    compute_variances,
-    make_eval_copy,
-    use_call_generator,
-)
+from vardrop.prediction.eval_copy import compute_variances, make_eval_copy, use_call_generator
 from vardrop.prediction.functions import FunctionSampler, function_seeds
 from vardrop.prediction.moments import MomentDraws
 from vardrop.prediction.rows import RowDraws

@@ -265,11 +265,7 @@ def _fine_tune_plain(
     masks = [p.register_hook(partial(torch.mul, p.detach() != 0)) for p in weights]
     with hooks(*masks), ShowProgress("fine_tune", progress=progress) as line:
         minimize(
-            compute,
-            lambda at: map(_check_pair, data),
-            optimizer,
-            epochs=epochs,
-            callbacks=[line],
+            compute, lambda at: map(_check_pair, data), optimizer, epochs=epochs, callbacks=[line]
         )
     return net
 
