@@ -29,7 +29,6 @@ from vardrop.noisy import Noisy
 from vardrop.posteriors import Axes, Posterior, Tensors
 
 _LAYERS = (Linear, Conv1d, Conv2d, Conv3d)
-_LANES = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 1  # floats per register
 
 
 def is_stochastic(module: nn.Module) -> bool:
@@ -95,7 +94,6 @@ class GaussianLayer(Noisy):
     bias_variance: Tensor
     sign: Tensor | None  # of the standard deviation, after outputs were scaled by negative numbers
     channels_last: bool
-    outputs: int | None  # number of outputs without those added to fill a register
 
     def __init__(self, layer: Variational, floor: float) -> None:
         super().__init__()
@@ -103,7 +101,7 @@ class GaussianLayer(Noisy):
         sizes = {n: v for n, v in vars(layer).items() if isinstance(v, int | str | tuple)}
         op: Any = functional.linear if type(layer) is Linear else layer._conv_forward
         mode = {"training": False, "sampling": layer.sampling}
-        vars(self).update(sizes | vars(self) | mode, op=op, outputs=None, channels_last=False)
+        vars(self).update(sizes | vars(self) | mode, op=op, channels_last=False)
         tensors, bias = layer.noisy_tensors(), cast(Tensor | None, layer.bias)
         weight = tensors["weight"]
         variance = weight.variance()
@@ -133,9 +131,6 @@ class GaussianLayer(Noisy):
             mean = self.op(x, weight, bias)
         else:
             mean = std.new_zeros(()) if bias is None else bias.view(per_output)
-        if self.outputs is not None:
-            mean = mean if weight is None else mean[:, : self.outputs]
-            std = std[:, : self.outputs]
         if (sign := tensors["sign"]) is not None:
             std = std.mul_(sign.view(per_output))
         if self.channels_last and std.dim() == 4 and std.stride(1) != 1:
@@ -157,23 +152,12 @@ class GaussianLayer(Noisy):
             self.sign = scale.sign()
 
     def use_fast_layout(self) -> None:
-        """Put the tensors of a convolution of images into the memory layout that is fastest.
-
-        The number of output channels is a multiple of the register size: of 50 channels the last
-        two take longer than sixteen.
-        """
-        if self.variance.dim() != 4:
-            return
-        pads = self.variance.is_cpu and vars(self).get("groups", 1) == 1
-        count = -len(self.variance) % _LANES if pads else 0
-        vars(self).update(channels_last=True, outputs=len(self.variance) if count else None)
-        means = () if self.weight is None else ("weight", "bias")
-        for name in ("variance", "bias_variance", *means):
-            if (tensor := self._buffers[name]) is None:
-                continue
-            tensor = torch.cat([tensor, tensor.new_zeros(count, *tensor.shape[1:])])
-            layout = torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
-            self._buffers[name] = tensor.contiguous(memory_format=layout)
+        """Put the tensors of a convolution of images into the memory layout that is fastest."""
+        if self.variance.dim() == 4:
+            vars(self).update(channels_last=True)
+            for name in ("variance", "weight"):
+                if (tensor := self._buffers[name]) is not None:
+                    self._buffers[name] = tensor.contiguous(memory_format=torch.channels_last)
 
 
 def sample_gaussian(mean: Tensor, std: Tensor, draws: int = 1) -> Tensor:
@@ -186,7 +170,7 @@ def sample_gaussian(mean: Tensor, std: Tensor, draws: int = 1) -> Tensor:
             times = (draws, *(1,) * (std.dim() - 1))
             mean, std = mean.expand_as(std).repeat(times), std.repeat(times)
         return torch.addcmul(mean, std, standard_normal(std.shape, std))
-    last = std.dim() == 4 and std.stride(1) == 1  # channels last, perhaps without padded channels
+    last = std.dim() == 4 and std.stride(1) == 1  # channels last
     if draws == 1 and not last:
         noise = standard_normal(std.shape, std)
         return torch.addcmul(mean, std, noise, out=noise)

@@ -31,15 +31,18 @@ from vardrop.prediction.functions import FunctionSampler, function_seeds
 from vardrop.prediction.moments import MomentDraws
 from vardrop.prediction.rows import RowDraws
 
+_MEANS = "one pass of the means"
 _STACK = 8  # draws that are reduced together
 
 
 class PassDraws(ABC):
     """One pass per draw, of all examples together, because they may depend on each other."""
 
-    @abstractmethod
+    description: str
+
     def describe(self, x: Batch) -> str:
         """Describe how inputs like x are run, for `Predictor.plan`."""
+        return self.description
 
     @abstractmethod
     def passes(self, x: Batch, samples: int) -> Iterator[Tensor]:
@@ -70,12 +73,8 @@ class LoopDraws(PassDraws):
     ) -> None:
         copy = make_eval_copy(net, noise, local)
         self.net = compute_variances(copy) if noise else copy
-        self.pick, self.reason, self.noise = pick, reason, noise
-
-    def describe(self, x: Batch) -> str:
-        if not self.noise:
-            return "one pass of the means"
-        return f"one pass per draw, because {self.reason}"
+        self.pick, self.noise = pick, noise
+        self.description = f"one pass per draw, because {reason}" if noise else _MEANS
 
     def passes(self, x: Batch, samples: int) -> Iterator[Tensor]:
         with use_call_generator(self.net):
@@ -94,13 +93,12 @@ class ShardedDraws(PassDraws):
         noise: whether its noise is on.
     """
 
+    description = "passes of the model itself, because its tensors are sharded over processes"
+
     def __init__(self, source: nn.Module, net: nn.Module, pick: Pick, noise: bool) -> None:
         self.net, self.pick, self.noise = net, pick, noise
         has_method = hasattr(source, "outputs")
         self.run = forward_method(source, "outputs") if has_method else partial(call_net, net)
-
-    def describe(self, x: Batch) -> str:
-        return "passes of the model itself, because its tensors are sharded over processes"
 
     def passes(self, x: Batch, samples: int) -> Iterator[Tensor]:
         noise = sampling(self.net, self.noise)
@@ -112,12 +110,11 @@ class ShardedDraws(PassDraws):
 class FunctionDraws(PassDraws):
     """Whole functions: draw k has the same weights and masks for all examples of all batches."""
 
+    description = "whole functions, one set of weights per draw"
+
     def __init__(self, net: nn.Module, pick: Pick) -> None:
         self.net, self.pick = net, pick
         self._thread = threading.local()  # drawing a function writes into the sampler's tensors
-
-    def describe(self, x: Batch) -> str:
-        return "whole functions, one set of weights per draw"
 
     def passes(self, x: Batch, samples: int) -> Iterator[Tensor]:
         if not hasattr(self._thread, "sampler"):
@@ -147,9 +144,7 @@ class MemberDraws(PassDraws):
         each: int = 1,
     ) -> None:
         self.members, self.pick, self.each = members, pick, each
-
-    def describe(self, x: Batch) -> str:
-        return f"{len(self.members)} members"
+        self.description = f"{len(members)} members"
 
     def passes(self, x: Batch, samples: int) -> Iterator[Tensor]:
         for member in self.members:
