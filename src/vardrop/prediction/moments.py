@@ -207,16 +207,17 @@ def _average_pool(
     """A mean of d elements has the mean of their variances, divided by d once more."""
     pool = kind(*args, **kwargs)
     mean, variance = (pool(t) for t in x)
-    before, after = x.mean.shape[-axes:], mean.shape[-axes:]
     if isinstance(pool, nn.AvgPool1d | nn.AvgPool2d):
-        window, divisor = _per_axis(pool.kernel_size, axes), getattr(pool, "divisor_override", None)
+        window = math.prod(_per_axis(pool.kernel_size, axes))
+        divisor = getattr(pool, "divisor_override", None) or window
         several = pool.ceil_mode or not pool.count_include_pad
     else:
-        window, divisor = tuple(n // m for n, m in zip(before, after, strict=True)), None
-        several = any(n % m for n, m in zip(before, after, strict=True))
+        pairs = list(zip(x.mean.shape[-axes:], mean.shape[-axes:], strict=True))
+        divisor = math.prod(n // m for n, m in pairs)
+        several = any(n % m for n, m in pairs)
     if several:
         raise UnsupportedError("average pooling with windows of several sizes")
-    return Moments(mean, variance / (divisor or math.prod(window)))
+    return Moments(mean, variance / divisor)
 
 
 def _max_pool(x: RandomTensor, *args: Any, **kwargs: Any) -> Moments:

@@ -7,6 +7,7 @@ A strategy is made once per predictor. `draws(x, samples)` yields blocks of outp
 |---|---|
 | `RowDraws` | fresh noise for every example; draws are further examples of one pass |
 | `LoopDraws` | one forward pass, for models that `RowDraws` cannot run |
+| `ShardedDraws` | one forward pass of a model whose tensors are sharded over processes |
 | `FunctionDraws` | one set of weights and masks for all examples |
 | `MemberDraws` | one model of a list |
 """
