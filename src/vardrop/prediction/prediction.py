@@ -17,6 +17,7 @@ from vardrop.likelihoods import Gaussian, Likelihood, Values, entropy
 
 _BISECTIONS = 60
 _FEWEST = 16  # draws before a standard error is believed
+_SMALL = 4096  # numbers below which a call of an operation costs more than its work
 _SAFE = 1e-30  # a sum of probabilities whose logarithm is right in single precision
 
 
@@ -324,11 +325,16 @@ class RunningMoments:
     mean: Tensor = field(init=False)
     square: Tensor = field(init=False)
 
-    def add(self, values: Tensor) -> Tensor:
-        """Add values (S, ...), and return their mean."""
+    def add(self, values: Tensor, finite: bool = False) -> Tensor:
+        """Add values (S, ...), which may be known to be finite, and return their mean."""
         block = values.shape[0]
-        mean = values.sum(0).div_(block)
-        square = (values - mean).square_().sum(0)
+        finite &= not torch.compiler.is_compiling()
+        if finite and 1 < block < values.numel() < _SMALL:  # one operation instead of five
+            variance, mean = torch.var_mean(values, 0)
+            square = variance.mul_(block - 1)
+        else:
+            mean = values.sum(0).div_(block)
+            square = (values - mean).square_().sum(0)
         if self.count == 0:
             self.count, self.mean, self.square = block, mean, square
             return mean
@@ -363,7 +369,7 @@ class Summary:
         self.aleatoric = each if self.aleatoric is None else self.aleatoric + each
         if parts.log_probs is None or parts.probs is None:
             return
-        mean = self.probs.add(parts.probs)
+        mean = self.probs.add(parts.probs, finite=True)
         # log sum p over draws, from the probabilities unless one may have underflowed.
         alike = parts.probs.shape == parts.log_probs.shape
         total = mean * len(outputs) if alike else parts.log_probs.exp().sum(0)
