@@ -147,7 +147,7 @@ def _export(net: nn.Module, inputs: Inputs, batch_axes: tuple[int, ...]) -> Expo
     report = report_errors(
         lambda e: f"Expected `net` to be exportable by torch.export, but got: {e}"
     )
-    with torch.no_grad(), evaluating(net), _without_cache(net), report:
+    with torch.no_grad(), evaluating(net), _disable_cache(net), report:
         try:
             return torch.export.export(net, args, kwargs, dynamic_shapes=shapes)
         except torch._dynamo.exc.UserError:
@@ -155,7 +155,7 @@ def _export(net: nn.Module, inputs: Inputs, batch_axes: tuple[int, ...]) -> Expo
 
 
 @contextmanager
-def _without_cache(net: nn.Module) -> Iterator[None]:
+def _disable_cache(net: nn.Module) -> Iterator[None]:
     """Let decoders of transformers return no cache of keys and values, which is not a tensor."""
     configs: list[Any] = [getattr(module, "config", None) for module in net.modules()]
     caching = [config for config in configs if getattr(config, "use_cache", False) is True]

@@ -166,6 +166,14 @@ def test_unsupported_modules_are_named_and_the_net_is_left_alone():
     assert_refused("return one tensor.*but got tuple", propagate, pairing, torch.zeros(1, 2))
 
 
+def test_the_output_is_picked_from_a_single_tensor_too():
+    net, x = vd.convert(nn.Linear(4, 3), vd.sparse_vd()), torch.ones(5, 4)
+    picked = vd.predict(net, x, mode="moments", output=lambda y: y.view(5, 3, 1))
+    assert picked.mean.shape == (5, 3, 1)
+    told = "not subscriptable"
+    assert_refused(told, vd.predict, net, x, mode="moments", output=lambda y: y[:, :2])
+
+
 def test_what_stands_before_the_noise_may_be_any_code():
     def last(net, x):
         x[:, 0] = 0  # in place, and by an index

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop._core.calls import Batch, Pick, tensors_in
+from vardrop._core.calls import Batch, Pick, output_tensor, tensors_in
 from vardrop._core.errors import VardropError
 from vardrop.functional import (
     GeneratorNoise,
@@ -382,12 +382,10 @@ class MomentDraws:
         if x.dim() == 4:  # convolutions are faster with the channels last
             x = x.contiguous(memory_format=torch.channels_last)
         try:
-            output = _run(self.net, x)
-            if not isinstance(output, Tensor | RandomTensor):
-                output = self.pick(output)
+            output = _run(self.net, self.pick, x)
         except UnsupportedError as error:
             with track_active_module(self.net) as active, suppress(UnsupportedError):
-                _run(self.net, x)  # once more, to name the module
+                _run(self.net, self.pick, x)  # once more, to name the module
             place = active[-1] if active else "the net"
             raise VardropError(
                 f"Expected modules with known moments, but got {place}, which calls {error}. "
@@ -409,13 +407,15 @@ class MomentDraws:
         return torch.addcmul(mean, variance.sqrt(), noise)
 
 
-def _run(net: nn.Module, x: Tensor) -> Any:
+def _run(net: nn.Module, pick: Pick, x: Tensor) -> Tensor | RandomTensor:
     def raise_unsupported(function: Any, *_: object) -> NoReturn:
         raise UnsupportedError(f"{function.overloadpacket.__name__}, a random function")
 
     with RandomOpMode(raise_unsupported) if has_untracked_randomness(net) else nullcontext():
         try:
-            return net(x.clone())  # which the network may overwrite
+            output = net(x.clone())  # which the network may overwrite
+            is_picked = isinstance(output, RandomTensor) and pick is output_tensor
+            return output if is_picked else pick(output)
         except (RuntimeError, TypeError) as error:
             if RandomTensor.__name__ not in str(error):
                 raise

@@ -355,14 +355,14 @@ class Summary:
     probs: RunningMoments = field(default_factory=RunningMoments)
     aleatoric: Tensor | None = None
     log_sum: Tensor | None = None  # of probabilities over draws, as a logarithm
-    kept: list[Tensor] = field(default_factory=list)
+    blocks: list[Tensor] = field(default_factory=list)
 
     def add(self, outputs: Tensor) -> None:
         """Add outputs (S, N, ...)."""
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        room = self.keep - sum(len(block) for block in self.kept)
+        room = self.keep - sum(len(block) for block in self.blocks)
         if room > 0:
-            self.kept.append(outputs if room >= outputs.shape[0] else outputs[:room].clone())
+            self.blocks.append(outputs if room >= outputs.shape[0] else outputs[:room].clone())
         parts = self.likelihood.parts(outputs)
         self.location.add(parts.location)
         each = parts.aleatoric.sum(0)
@@ -406,7 +406,7 @@ class Summary:
             variance = variance.nan_to_num(math.inf, math.inf)
         assert self.aleatoric is not None
         logs = None if self.log_sum is None else self.log_sum - math.log(count)
-        blocks = self.kept or [mean.new_zeros(0)]
+        blocks = self.blocks or [mean.new_zeros(0)]
         return Prediction(
             likelihood=self.likelihood,
             mean=mean,

@@ -321,13 +321,13 @@ def split_at_noise(
         if isinstance(layer, GaussianLayer):
             layer.use_fast_layout()
 
-    def compiled(graph: fx.Graph) -> fx.GraphModule:
+    def make_module(graph: fx.Graph) -> fx.GraphModule:
         targets = {str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")}
         root = {t: modules[t] if t in modules else operator.attrgetter(t)(net) for t in targets}
         return fx.GraphModule(root, graph).eval()
 
     prefix, taken = _build_prefix(graph, modules, marked)
-    module = compiled(prefix)
+    module = make_module(prefix)
 
     def run_prefix(x: Batch) -> Sequence[Any]:
         inputs = bind_inputs(net, x)
@@ -337,7 +337,7 @@ def split_at_noise(
     has_examples = _find_examples(run_prefix, batches) if batches else (True,) * count
     suffix = _build_suffix(graph, marked, taken, has_examples)
     overwrite_relu_inputs(suffix, modules)
-    return Split(run_prefix, compiled(suffix), has_examples)
+    return Split(run_prefix, make_module(suffix), has_examples)
 
 
 def _build_prefix(
