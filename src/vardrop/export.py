@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from vardrop.prediction import Predictor
 from vardrop.prediction.graph import Graph, NoiseInput
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto
+    from onnx import ModelProto
 
 
 def export_program(
@@ -92,11 +92,9 @@ def export_onnx(
     import_optional("onnxscript", "compress")
     target = as_path(path)
     program, graph = _trace(net, example_input, outputs, noise)
-    if graph is None:
-        model = _convert(program, None, None)
-    else:
-        model = _convert(program, graph.input_names, list(graph.output_names))
-        onnx.helper.set_model_props(model, cast(Predictor, net).metadata())
+    model = _convert(program, graph)
+    if graph is not None:
+        onnx.helper.set_model_props(model, graph.predictor.metadata())
     raw = model.SerializeToString()
     write_atomically(target, raw)
     return len(raw)
@@ -141,16 +139,15 @@ def _export(net: nn.Module, inputs: Inputs, batch_axes: tuple[int, ...]) -> Expo
     """
     batch = Dim("batch")
     args, kwargs = (inputs, {}) if len(inputs) != 1 else call_arguments(net, inputs[0])
-    shapes: dict[str, dict[int, Dim]] | tuple[object, ...] = {name: {0: batch} for name in kwargs}
+    shapes: Any = {name: {0: batch} for name in kwargs}
     if not kwargs:
         shapes = tuple({axis: batch} for axis in batch_axes)
         parameters = inspect.signature(net.forward).parameters.values()
-        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-            shapes = (shapes,)
+        shapes = (shapes,) if any(p.kind is p.VAR_POSITIONAL for p in parameters) else shapes
     report = report_errors(
         lambda e: f"Expected `net` to be exportable by torch.export, but got: {e}"
     )
-    with torch.no_grad(), evaluating(net), _without_cache(net), report:
+    with torch.no_grad(), evaluating(net), _disable_cache(net), report:
         try:
             return torch.export.export(net, args, kwargs, dynamic_shapes=shapes)
         except torch._dynamo.exc.UserError:
@@ -158,9 +155,9 @@ def _export(net: nn.Module, inputs: Inputs, batch_axes: tuple[int, ...]) -> Expo
 
 
 @contextmanager
-def _without_cache(net: nn.Module) -> Iterator[None]:
+def _disable_cache(net: nn.Module) -> Iterator[None]:
     """Let decoders of transformers return no cache of keys and values, which is not a tensor."""
-    configs = [config for m in net.modules() if (config := getattr(m, "config", None)) is not None]
+    configs: list[Any] = [getattr(module, "config", None) for module in net.modules()]
     caching = [config for config in configs if getattr(config, "use_cache", False) is True]
     try:
         for config in caching:
@@ -171,21 +168,15 @@ def _without_cache(net: nn.Module) -> Iterator[None]:
             config.use_cache = True
 
 
-def _convert(
-    program: ExportedProgram, inputs: list[str] | None, outputs: list[str] | None
-) -> ModelProto:
+def _convert(program: ExportedProgram, graph: Graph | None) -> ModelProto:
     """A program as an ONNX model. The error for an unsupported operation names its module."""
-    placeholders = None if outputs is None else [f"vardrop_{i}" for i in range(len(outputs))]
+    names: dict[str, Any] = {}
+    if graph is not None:
+        outputs = [f"vardrop_{i}" for i in range(len(graph.output_names))]
+        names = {"input_names": graph.input_names, "output_names": outputs}
     try:
         with _silence_exporter():
-            exported = torch.onnx.export(
-                program,
-                (),
-                dynamo=True,
-                verbose=False,
-                input_names=inputs,
-                output_names=placeholders,
-            )
+            exported = torch.onnx.export(program, (), dynamo=True, verbose=False, **names)
     except Exception as failure:
         raise VardropError(
             f"Expected operations that ONNX has, but got {_find_unsupported(program, failure)}. "
@@ -201,19 +192,15 @@ def _convert(
     symbols = {sizes[0].dim_param for sizes in ports[:1] if sizes}  # a name such as s77
     for size in (size for sizes in ports for size in sizes if size.dim_param in symbols - {""}):
         size.dim_param = "batch"
-    if outputs is not None and placeholders is not None:
-        _rename_outputs(model.graph, dict(zip(placeholders, outputs, strict=True)))
+    if graph is not None:  # inner tensors may already have the names of the outputs
+        new_names = {name: f"{name}_inside" for name in graph.output_names}
+        new_names |= dict(zip(outputs, graph.output_names, strict=True))
+        for node in model.graph.node:
+            for tensor_names in (node.input, node.output):
+                tensor_names[:] = [new_names.get(name, name) for name in tensor_names]
+        for tensor in (*model.graph.initializer, *model.graph.output):
+            tensor.name = new_names.get(tensor.name, tensor.name)
     return model
-
-
-def _rename_outputs(graph: GraphProto, names: dict[str, str]) -> None:
-    """Rename the outputs, and inner tensors that already have these names."""
-    new_names = {name: f"{name}_inside" for name in names.values()} | names
-    for node in graph.node:
-        for tensor_names in (node.input, node.output):
-            tensor_names[:] = [new_names.get(name, name) for name in tensor_names]
-    for tensor in (*graph.initializer, *graph.output):
-        tensor.name = new_names.get(tensor.name, tensor.name)
 
 
 def _find_unsupported(program: ExportedProgram, failure: BaseException) -> str:

@@ -9,10 +9,10 @@ from torch import nn
 
 import vardrop as vd
 from tests.nets import Parts
-from tests.prediction.nets import blocks, strategy_of, trained, wrapped
+from tests.prediction.nets import blocks, strategy_of, wrapped
 from tests.refusals import assert_refused
 from tests.z_scores import assert_same_moments, assert_variance, z_bound
-from vardrop.prediction import eval_copy, predict
+from vardrop.prediction import predict
 from vardrop.prediction.rows import RowDraws
 from vardrop.prediction.strategies import LoopDraws
 
@@ -202,18 +202,9 @@ def test_draws_are_further_examples_only_if_examples_are_independent():
         net = vd.convert(nn.Sequential(nn.Linear(5, 5), last), recipe).eval()
         strategy = strategy_of(net, x)
         assert isinstance(strategy, LoopDraws)
-        assert re.search(reason, strategy.reason)
+        assert re.search(reason, strategy.description)
     mixed = nn.Sequential(vd.convert(nn.Linear(5, 5), recipe), vd.convert(nn.Linear(5, 5), flipout))
-    assert "noise of shape" in strategy_of(mixed.eval(), x).reason
-
-
-@pytest.mark.parametrize("name", ["conv", "norms", "grouped", "residual"])
-def test_outputs_of_zeros_change_no_draw(name, monkeypatch):
-    (net, x), found = trained(name), []
-    for lanes in (1, 16):
-        monkeypatch.setattr(eval_copy, "_LANES", lanes)
-        found.append(blocks(net, x, 7, 4))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+    assert "noise of shape" in strategy_of(mixed.eval(), x).description
 
 
 NAN = torch.tensor([[math.nan] * 5])

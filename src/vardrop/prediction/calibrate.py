@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,6 @@ from vardrop._core.checks import check_number, check_type
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.metrics.validate import check_probabilities
 from vardrop.prediction.eval_copy import is_stochastic
-from vardrop.prediction.predict import predict
 from vardrop.prediction.prediction import Prediction
 from vardrop.prediction.predictor import Mode, Predictor
 
@@ -127,14 +127,13 @@ def calibrate(
     """
     batches = list(labelled_batches(data))
     x, y = [inputs for inputs, _ in batches], torch.cat([targets for _, targets in batches])
-    if isinstance(net, Predictor):
-        p = net(x, seed, progress)
-    else:
+    predictor = net
+    if not isinstance(predictor, Predictor):
         model, meaning = resolve_likelihood(net, likelihood)
-        noisy = any(map(is_stochastic, model.modules()))
-        mode: Mode = "sample" if noisy else "mean"
-        samples = samples if noisy else 1
-        p = predict(net, x, samples, mode=mode, likelihood=meaning, seed=seed, progress=progress)
+        mode: Mode = "sample" if any(map(is_stochastic, model.modules())) else "mean"
+        predictor = Predictor(net, samples, mode=mode, likelihood=meaning)
+        predictor.is_kept = False
+    p = predictor(x, seed, progress)
     p.likelihood.check_target(p.mean, y)
     return p.likelihood.scaled(math.exp(fit_log_scale([(p, y, 1.0)])))
 
@@ -155,20 +154,18 @@ def fit_log_scale(held_out: Sequence[tuple[Prediction, Tensor, Tensor | float]])
     start = math.log(getattr(likelihood, "temperature", 1.0))
     penalty = _PENALTY if hasattr(likelihood, "temperature") else 0.0
 
+    @cache
     def loss(c: float) -> float:
         logs = ((p.rescale(math.exp(c)).log_prob(y) * w).sum() for p, y, w in exact)
         return penalty * (c + start) ** 2 - float(sum(logs))
 
     low, high, ratio = -_WIDEST, _WIDEST, (math.sqrt(5) - 1) / 2
     left, right = high - ratio * (high - low), low + ratio * (high - low)
-    at_left, at_right = loss(left), loss(right)
     for _ in range(_SECTIONS):
-        if at_left < at_right:
-            high, right, at_right = right, left, at_left
+        if loss(left) < loss(right):
+            high, right = right, left
             left = high - ratio * (high - low)
-            at_left = loss(left)
         else:
-            low, left, at_left = left, right, at_right
+            low, left = left, right
             right = low + ratio * (high - low)
-            at_right = loss(right)
     return 0.5 * (low + high)

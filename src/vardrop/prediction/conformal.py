@@ -103,7 +103,23 @@ def conformal(p: Prediction, y: Tensor, level: float = 0.9) -> Conformal:
     check_number("level", level, above=0, below=1)
     check_type("p", p, Prediction, "a prediction of vardrop.predict")
     p.likelihood.check_target(p.mean, y)
-    rule = conformal_rule(_scores(p, y).view(len(p), -1).amax(1), level)
+    axis, counted = p.likelihood.class_axis, p.likelihood.valid_mask(y)
+    if axis is not None and p.probs.shape == p.log_probs.shape:
+        chosen = p.probs.gather(axis, y.where(counted, 0).unsqueeze(axis)).squeeze(axis)
+        scores = (1 - chosen).where(counted, 0)  # an ignored target is in every set
+    elif p.classifies:
+        raise VardropError(
+            f"Expected classes or values for `conformal`, but got {p.likelihood!r}. "
+            "Use a model with two classes."
+        )
+    elif not bool((p.std > 0).all()):
+        raise VardropError(
+            "Expected a positive `std` for every example, but got 0. "
+            "Predict with likelihood=vardrop.Gaussian(std)."
+        )
+    else:
+        scores = (y - p.mean).abs() / p.std
+    rule = conformal_rule(scores.view(len(p), -1).amax(1), level)
     return replace(rule, analytic=p.analytic)
 
 
@@ -125,22 +141,3 @@ def conformal_rule(scores: Tensor, level: float, weight: Tensor | None = None) -
     wanted = level * (float(weight.double().sum()) + 1) * (1 - 1e-12)  # the sums are rounded
     inside = reached >= wanted
     return Conformal(level, float(ordered[inside][0]) if bool(inside.any()) else math.inf)
-
-
-def _scores(p: Prediction, y: Tensor) -> Tensor:
-    """The distance of each target from the prediction, (N, ...)."""
-    axis, counted = p.likelihood.class_axis, p.likelihood.valid_mask(y)
-    if axis is not None and p.probs.shape == p.log_probs.shape:
-        chosen = p.probs.gather(axis, y.where(counted, 0).unsqueeze(axis)).squeeze(axis)
-        return (1 - chosen).where(counted, 0)  # an ignored target is in every set
-    if p.classifies:
-        raise VardropError(
-            f"Expected classes or values for `conformal`, but got {p.likelihood!r}. "
-            "Use a model with two classes."
-        )
-    if not bool((p.std > 0).all()):
-        raise VardropError(
-            "Expected a positive `std` for every example, but got 0. "
-            "Predict with likelihood=vardrop.Gaussian(std)."
-        )
-    return (y - p.mean).abs() / p.std

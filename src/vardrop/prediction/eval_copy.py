@@ -6,38 +6,29 @@ switched and several threads can predict with it at once. Variances of weights a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
-from vardrop._core.modules import clone_modules
+from vardrop._core.modules import clone_modules, hooks
 from vardrop._core.torch_private import has_plain_forward, own_tensors
 from vardrop._core.values import Value
-from vardrop.estimators import (
-    LocalReparameterization,
-    check_estimator,
-    local_reparameterization,
-)
-from vardrop.functional import (
-    log_square,
-    noise_is_given,
-    redirect_random_ops,
-    standard_normal,
-)
+from vardrop.estimators import LocalReparameterization, check_estimator, local_reparameterization
+from vardrop.functional import log_square, noise_is_given, redirect_random_ops, standard_normal
 from vardrop.gates import DROPOUT_TYPES, drop_rate, functional_dropout_rates
 from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
-from vardrop.noisy import Noisy, named_modules_of
+from vardrop.noisy import Noisy
 from vardrop.posteriors import Axes, Posterior, Tensors
 
 _LAYERS = (Linear, Conv1d, Conv2d, Conv3d)
-_LANES = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 1  # floats per register
 
 
 def is_stochastic(module: nn.Module) -> bool:
@@ -52,7 +43,8 @@ def draws_functions(net: nn.Module) -> bool:
     function for every example, so functions are drawn instead, with one mask of each gate or
     dropout. Dropout inside the code of a module cannot be fixed.
     """
-    weights = [m for m in named_modules_of(net, Variational).values() if m.posterior is not None]
+    layers = (m for m in net.modules() if isinstance(m, Variational))
+    weights = [m for m in layers if m.posterior is not None]
     draws_weights = all(m.estimator.whole_weights_per is not None for m in weights)
     return bool(weights) and draws_weights and not any(map(functional_dropout_rates, net.modules()))
 
@@ -75,8 +67,9 @@ def make_eval_copy(net: nn.Module, noise: bool, local: bool = False) -> nn.Modul
     twin = clone_modules(net)
     for module in twin.modules():
         disable_encoder_fastpath(module)
-        if (switchable := DROPOUT_TYPES.get(type(module))) is not None and drop_rate(module):
-            module.__class__ = switchable  # the same dropout, drawn from the call's generator
+        if type(module) in DROPOUT_TYPES and drop_rate(module):
+            # the same dropout, drawn from the call's generator
+            module.__class__ = DROPOUT_TYPES[type(module)]
         if isinstance(module, Noisy):
             module.training, module.sampling = False, noise
         else:
@@ -102,17 +95,14 @@ class GaussianLayer(Noisy):
     bias_variance: Tensor
     sign: Tensor | None  # of the standard deviation, after outputs were scaled by negative numbers
     channels_last: bool
-    outputs: int | None  # number of outputs without those added to fill a register
 
     def __init__(self, layer: Variational, floor: float) -> None:
         super().__init__()
         # Code of the model may ask a layer for its sizes. nn.Module.__setattr__ is slow.
-        for name, value in vars(layer).items():
-            if isinstance(value, int | str | tuple):
-                vars(self).setdefault(name, value)
+        sizes = {n: v for n, v in vars(layer).items() if isinstance(v, int | str | tuple)}
         op: Any = functional.linear if type(layer) is Linear else layer._conv_forward
-        vars(self).update(op=op, outputs=None, channels_last=False)
-        vars(self).update(training=False, sampling=layer.sampling)
+        mode = {"training": False, "sampling": layer.sampling}
+        vars(self).update(sizes | vars(self) | mode, op=op, channels_last=False)
         tensors, bias = layer.noisy_tensors(), cast(Tensor | None, layer.bias)
         weight = tensors["weight"]
         variance = weight.variance()
@@ -142,9 +132,6 @@ class GaussianLayer(Noisy):
             mean = self.op(x, weight, bias)
         else:
             mean = std.new_zeros(()) if bias is None else bias.view(per_output)
-        if self.outputs is not None:
-            mean = mean if weight is None else mean[:, : self.outputs]
-            std = std[:, : self.outputs]
         if (sign := tensors["sign"]) is not None:
             std = std.mul_(sign.view(per_output))
         if self.channels_last and std.dim() == 4 and std.stride(1) != 1:
@@ -166,28 +153,12 @@ class GaussianLayer(Noisy):
             self.sign = scale.sign()
 
     def use_fast_layout(self) -> None:
-        """Put the tensors of a convolution of images into the memory layout that is fastest.
-
-        The number of output channels is a multiple of the register size: of 50 channels the last
-        two take longer than sixteen.
-        """
-        if self.variance.dim() != 4:
-            return
-        pads = self.variance.is_cpu and vars(self).get("groups", 1) == 1
-        count = -len(self.variance) % _LANES if pads else 0
-        vars(self).update(channels_last=True, outputs=len(self.variance) if count else None)
-        for name in (
-            "variance",
-            "bias_variance",
-            *(() if self.weight is None else ("weight", "bias")),
-        ):
-            values = self._buffers[name]
-            if values is None:
-                continue
-            if count:
-                values = torch.cat([values, values.new_zeros(count, *values.shape[1:])])
-            layout = torch.channels_last if values.dim() == 4 else torch.contiguous_format
-            self._buffers[name] = values.contiguous(memory_format=layout)
+        """Put the tensors of a convolution of images into the memory layout that is fastest."""
+        if self.variance.dim() == 4:
+            vars(self).update(channels_last=True)
+            for name in ("variance", "weight"):
+                if (tensor := self._buffers[name]) is not None:
+                    self._buffers[name] = tensor.contiguous(memory_format=torch.channels_last)
 
 
 def sample_gaussian(mean: Tensor, std: Tensor, draws: int = 1) -> Tensor:
@@ -200,7 +171,7 @@ def sample_gaussian(mean: Tensor, std: Tensor, draws: int = 1) -> Tensor:
             times = (draws, *(1,) * (std.dim() - 1))
             mean, std = mean.expand_as(std).repeat(times), std.repeat(times)
         return torch.addcmul(mean, std, standard_normal(std.shape, std))
-    last = std.dim() == 4 and std.stride(1) == 1  # channels last, perhaps without padded channels
+    last = std.dim() == 4 and std.stride(1) == 1  # channels last
     if draws == 1 and not last:
         noise = standard_normal(std.shape, std)
         return torch.addcmul(mean, std, noise, out=noise)
@@ -241,16 +212,17 @@ def compute_variances(copy: nn.Module, draws_outputs: bool = True) -> nn.Module:
     with Gaussian weights keep their class and get a `FrozenGaussian` posterior.
     """
     layers: dict[nn.Module, nn.Module] = {}
-    for layer in named_modules_of(copy, Variational).values():
+    for layer in copy.modules():
+        if not isinstance(layer, Variational):
+            continue
         local = layer.posterior is not None and layer.gate is None and draws_outputs
         estimator = layer.estimator
         local &= type(layer) in _LAYERS and layer.weight.dtype in (torch.float32, torch.float64)
         if local and type(estimator) is LocalReparameterization:
             layers[layer] = GaussianLayer(layer, estimator.floor)
         elif layer.posterior is not None and layer.posterior.gaussian:
-            ones = {n: torch.ones_like(t.mean) for n, t in layer.noisy_tensors().items()}
             deviations = {
-                name: {"deviation": tensor.perturbation(ones[name])}
+                name: {"deviation": tensor.perturbation(torch.ones_like(tensor.mean))}
                 for name, tensor in layer.noisy_tensors().items()
             }
             layer.replace_posterior(FrozenGaussian(layer.posterior.zero_mean), deviations)
@@ -292,33 +264,25 @@ def use_call_generator(net: nn.Module) -> AbstractContextManager[object]:
 
 def has_untracked_randomness(net: nn.Module) -> bool:
     """Whether a forward could draw noise that the sampling switch does not control."""
-    return any(map(_may_draw, net.modules()))
+    for module in net.modules():
+        parts = [v for v in vars(module).copy().values() if isinstance(v, Value)]
+        is_ours = type(module).__module__.startswith(("torch.nn.modules.", "vardrop."))
+        is_ours &= all(type(part).__module__.startswith("vardrop.") for part in parts)
+        if not is_ours or isinstance(module, _DRAWING_TYPES) or not has_plain_forward(module):
+            return True
+    return False
 
 
-def _may_draw(module: nn.Module) -> bool:
-    if isinstance(module, GaussianLayer):
-        return False
-    is_ours = type(module).__module__.startswith(("torch.nn.modules.", "vardrop."))
-    values = (v for v in vars(module).copy().values() if isinstance(v, Value))
-    custom = any(not type(v).__module__.startswith("vardrop.") for v in values)
-    return (
-        not is_ours or custom or isinstance(module, _DRAWING_TYPES) or not has_plain_forward(module)
-    )
-
-
-def per_axis(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
-    """A size as one number per axis, from one number for all axes or one for each."""
-    sizes = tuple(value) if isinstance(value, Sequence) else (value,)
-    return sizes * axes if len(sizes) == 1 else sizes
-
-
-def track_active_module(net: nn.Module, hooks: ExitStack) -> list[tuple[str, nn.Module]]:
-    """The modules of a copy that are being run, with their names, innermost last."""
-    entered: list[tuple[str, nn.Module]] = []
+@contextmanager
+def track_active_module(net: nn.Module) -> Iterator[list[str]]:
+    """The modules of a copy that are being run, by name and class, innermost last."""
+    active: list[str] = []
+    handles: list[RemovableHandle] = []
     for name, module in net.named_modules():
-        entry = (name or "(net)", module)
-        before = module.register_forward_pre_hook(lambda *_, e=entry: entered.append(e))
-        after = module.register_forward_hook(lambda *_: entered.pop() and None)
-        hooks.callback(before.remove)
-        hooks.callback(after.remove)
-    return entered
+        entry = f"'{name or '(net)'}' ({type(module).__name__})"
+        handles += (
+            module.register_forward_pre_hook(lambda *_, entry=entry: active.append(entry)),
+            module.register_forward_hook(lambda *_: active.pop() and None),
+        )
+    with hooks(*handles):
+        yield active

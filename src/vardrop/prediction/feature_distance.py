@@ -16,6 +16,7 @@ from vardrop._core.calls import (
 )
 from vardrop._core.checks import check_net
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import hooks
 from vardrop.prediction.eval_copy import make_eval_copy
 
 # Added to the variance of a feature, which may be constant: a part of the mean variance, and more.
@@ -81,16 +82,11 @@ class FeatureDistance:
         named = dict(self.net.named_modules())
         if self.layer is not None and self.layer not in named:
             raise VardropError(f"Expected `layer` to name a module, but got {self.layer!r}.")
-        chosen = [m for m in named.values() if isinstance(m, nn.Linear)]
-        modules = chosen if self.layer is None else [named[self.layer]]
-        hooks = [
-            m.register_forward_pre_hook(lambda _, args: calls.append(args[0])) for m in modules
-        ]
-        try:
+        dense = [m for m in named.values() if isinstance(m, nn.Linear)]
+        modules = dense if self.layer is None else [named[self.layer]]
+        record = lambda _, args: calls.append(args[0])  # noqa: E731
+        with hooks(*(m.register_forward_pre_hook(record) for m in modules)):
             call_net(self.net, x)
-        finally:
-            for hook in hooks:
-                hook.remove()
         if not calls or calls[-1].dim() != 2:
             raise VardropError(
                 "Expected a layer with inputs (examples, features), but got "

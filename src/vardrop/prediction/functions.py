@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from itertools import count
 from typing import Any, cast
 
@@ -72,8 +71,8 @@ class FixedNoise(nn.Module):
         noise = getattr(self.module, "noise", None)
         shared = getattr(noise, "granularity", None) == "example"
         seeds = (self.seed if shared else self.seed ^ i for i in count(block))
-        outputs = [self._run(piece, seed) for piece, seed in zip(pieces, seeds, strict=False)]
-        return torch.cat(outputs, 1).narrow(1, before, x.shape[1])
+        parts = [self._run(piece, seed) for piece, seed in zip(pieces, seeds, strict=False)]
+        return torch.cat(parts, 1).narrow(1, before, x.shape[1])
 
     @restore_state_on_error
     def _run(self, x: Tensor, seed: int) -> Tensor:
@@ -86,10 +85,6 @@ class FixedNoise(nn.Module):
         self.training = mode
         return self
 
-    def redraw(self) -> None:
-        """Take another seed from the current generator."""
-        self.seed = resolve_seed(None)
-
 
 def _check_fixable(module: nn.Module) -> None:
     if rates := functional_dropout_rates(module):
@@ -99,32 +94,31 @@ def _check_fixable(module: nn.Module) -> None:
         )
 
 
-def _set_span(net: nn.Module, start: int, end: int | None) -> None:
-    for module in named_modules_of(net, FixedNoise).values():
-        module.start, module.end = start, end
-
-
 def track_positions(net: nn.Module) -> None:
     """Let fixed noise continue where a cache of keys and values ends, in a model that takes one."""
     span = position_span(net)
     if span is None:
         return
 
-    def start(net: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        _set_span(net, *span(args, kwargs))
+    def set_span(
+        net: nn.Module, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> None:
+        """Before a call; without arguments the whole sequence."""
+        start, end = (0, None) if kwargs is None else span(args, kwargs)
+        for module in named_modules_of(net, FixedNoise).values():
+            module.start, module.end = start, end
 
-    _set_span(net, 0, None)
-    net.register_forward_pre_hook(start, with_kwargs=True)
-    net.register_forward_hook(lambda net, *_: _set_span(net, 0, None), always_call=True)
+    set_span(net)
+    net.register_forward_pre_hook(set_span, with_kwargs=True)
+    net.register_forward_hook(lambda net, *_: set_span(net), always_call=True)
 
 
 class FunctionSampler:
     """A copy of a model without noise, whose weights and masks can be drawn again."""
 
     def __init__(self, net: nn.Module) -> None:
-        check_noise(net)
         source = make_eval_copy(net, noise=True)
-        self._fill: dict[object, Callable[[], None]] = {}
+        self._noisy: dict[object, tuple[Variational, Variational]] = {}
         self._weights: dict[int, nn.Parameter] = {}
         function = clone_modules(source)
         fixed: dict[nn.Module, FixedNoise] = {}
@@ -155,7 +149,9 @@ class FunctionSampler:
         names = (*layer.weight_axes, *layer.bias_names)
         buffers = {n: b for n, b in layer.named_buffers(recurse=False) if n in names}  # if frozen
         for name, mean in {**dict(layer.named_parameters(recurse=False)), **buffers}.items():
-            setattr(layer, name, self._copy(mean))
+            layout = torch.channels_last if mean.dim() == 4 else torch.preserve_format
+            copied = nn.Parameter(mean.detach().clone(memory_format=layout), requires_grad=False)
+            setattr(layer, name, self._weights.setdefault(id(mean), copied))  # one if tied
         plain = plain_types().get(type(layer))
         if gate is None and plain is not None:
             layer.__class__ = plain  # type: ignore[assignment]
@@ -164,21 +160,16 @@ class FunctionSampler:
             layer.gate = gate
         if source.posterior is not None:
             # Tied layers have the same key and share their weight, which is then drawn once.
-            self._fill.setdefault(source.kl_key(), partial(_fill_weights, source, layer))
-
-    def _copy(self, mean: Tensor) -> nn.Parameter:
-        """A copy to draw into; the same one for tied parameters."""
-        layout = torch.channels_last if mean.dim() == 4 else torch.preserve_format
-        copied = mean.detach().clone(memory_format=layout)
-        return self._weights.setdefault(id(mean), nn.Parameter(copied, requires_grad=False))
+            self._noisy.setdefault(source.kl_key(), (source, layer))
 
     def redraw(self) -> nn.Module:
         """Draw another function; the same object is returned every time."""
         with torch.no_grad():
-            for fill in self._fill.values():
-                fill()
+            for source, layer in self._noisy.values():
+                for name, tensor in source.noisy_tensors().items():
+                    getattr(layer, name).copy_(tensor.sample(tensor.draw()))
         for module in self._fixed:
-            module.redraw()
+            module.seed = resolve_seed(None)
         return self.net
 
     def prepare(self, x: Batch) -> Batch:
@@ -204,11 +195,6 @@ class FunctionSampler:
         if self.split is None:
             return call_net(self.net, clone_batch(values))
         return self.split.suffix(1, *values)
-
-
-def _fill_weights(source: Variational, layer: Variational) -> None:
-    for name, tensor in source.noisy_tensors().items():
-        getattr(layer, name).copy_(tensor.sample(tensor.draw()))
 
 
 def function_seeds(seed: int, count: int) -> list[int]:
@@ -237,19 +223,16 @@ def draws(net: nn.Module, samples: int, seed: int | None = None) -> Iterator[nn.
     check_integer("samples", samples)
     seeds = function_seeds(resolve_seed(seed), samples)
 
-    def generate() -> Iterator[nn.Module]:
-        sampler = FunctionSampler(net)
-        for function_seed in seeds:
-            yield _draw_function(sampler, function_seed)
+    check_noise(net)
+    sampler = FunctionSampler(net)
 
-    return generate()
+    @restore_state_on_error
+    def draw_function(seed: int) -> nn.Module:
+        with draw_from(GeneratorNoise(seed)):
+            sampler.redraw()
+        return copy.deepcopy(sampler.net).eval().requires_grad_(False)
 
-
-@restore_state_on_error
-def _draw_function(sampler: FunctionSampler, seed: int) -> nn.Module:
-    with draw_from(GeneratorNoise(seed)):
-        sampler.redraw()
-    return copy.deepcopy(sampler.net).eval().requires_grad_(False)
+    return map(draw_function, seeds)
 
 
 @restore_state_on_error

@@ -21,6 +21,8 @@ from vardrop.prediction.strategies import DrawStrategy, LoopDraws, MemberDraws
 if TYPE_CHECKING:
     from vardrop.prediction.predictor import Predictor
 
+_LOCATIONS = ("mean", "lower", "upper", "draws")
+_LINEAR = (*_LOCATIONS, "std")  # in the unit of the target; others are variances
 NoiseInput = Literal["runtime", "input"]
 GraphInput = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 
@@ -73,14 +75,8 @@ class Graph(nn.Module):
                     "functions as members: vardrop.draws(model, samples)."
                 )
             self.model = nn.ModuleList(strategy.members)  # type: ignore[arg-type]
-        elif isinstance(strategy, LoopDraws):
+        elif isinstance(strategy, LoopDraws | MomentDraws):
             self.model = nn.ModuleList([strategy.net])
-        elif isinstance(strategy, MomentDraws):
-            self.model = nn.ModuleList([strategy.net])
-            mean = strategy.propagate(x).mean
-            shape, generator = (predictor.samples, 1, *mean.shape[1:]), torch.Generator(mean.device)
-            normal = torch.randn(shape, generator=generator.manual_seed(0), device=mean.device)
-            self.register_buffer("normal", normal)
         else:
             raise VardropError(
                 f"Export is not supported for {strategy.describe(x)}. Export drawn functions as "
@@ -94,6 +90,11 @@ class Graph(nn.Module):
             )
         if self.takes_noise:
             self.input_names = [*self.input_names, "noise"]
+        if isinstance(strategy, MomentDraws):
+            mean = strategy.propagate(x).mean
+            shape, generator = (predictor.samples, 1, *mean.shape[1:]), torch.Generator(mean.device)
+            normal = torch.randn(shape, generator=generator.manual_seed(0), device=mean.device)
+            self.register_buffer("normal", normal)
         # Buffers, because constants of a graph are in single precision.
         shift, unit = predictor.units or (0.0, 1.0)
         self.register_buffer("shift", torch.tensor(shift, dtype=torch.float64))
@@ -107,11 +108,9 @@ class Graph(nn.Module):
     def noise_like(self, x: GraphInput) -> Tensor:
         """Standard normal noise for a batch, (samples, N, F)."""
         first = tensors_in(x)[0]
-        return torch.randn(self._noise_shape(first), device=first.device)
-
-    def _noise_shape(self, x: Tensor) -> tuple[int, int, int]:
         assert self.plan.noise is not None
-        return self.predictor.samples, x.shape[0], self.plan.noise
+        shape = self.predictor.samples, first.shape[0], self.plan.noise
+        return torch.randn(shape, device=first.device)
 
     def forward(self, *args: Tensor) -> tuple[Tensor, ...]:
         """The tensors of `output_names`."""
@@ -119,39 +118,32 @@ class Graph(nn.Module):
         x: GraphInput = inputs[0] if len(inputs) == 1 else inputs
         if self.names is not None:
             x = dict(zip(self.names, inputs, strict=True))
-        output: Moments | None = None
-        if isinstance(self.strategy, MomentDraws):
-            output = self.strategy.propagate(x)
-            draws = torch.addcmul(output.mean, output.variance.sqrt(), self.normal)
-        elif isinstance(self.strategy, MemberDraws | LoopDraws):
-            with PlainAttention(), draw_from(TensorNoise(torch.randn)):
-                draws = torch.cat(list(self.strategy.draws(x, self.predictor.samples)))
+        samples, strategy = self.predictor.samples, self.strategy
+        moments: Moments | None = None
+        if isinstance(strategy, MomentDraws):
+            moments = strategy.propagate(x)
+            draws = torch.addcmul(moments.mean, moments.variance.sqrt(), self.normal)
+        elif isinstance(strategy, RowDraws):
+            take: Callable[[tuple[int, ...]], Tensor] = torch.randn
+            if self.plan.noise is not None:
+                take = _Slices((self.noise_like(x) if noise is None else noise).flatten(0, 1))
+            with PlainAttention(), draw_from(TensorNoise(take)):
+                shared = self.plan.split.prefix(x)
+                rows = strategy.pick(self.plan.split.suffix(samples, *shared))
+            draws = rows.reshape(samples, args[0].shape[0], *rows.shape[1:])
         else:
-            with PlainAttention():
-                draws = self._draw_rows(x, args[0], noise)
-        p = self.predictor.reduce([draws], None, output)
+            with PlainAttention(), draw_from(TensorNoise(torch.randn)):
+                draws = torch.cat(list(strategy.draws(x, samples)))
+        p = self.predictor.reduce([draws], None, moments)
         tensors = self.predictor.select_outputs(p, self.output_names)
-        pairs = zip(self.output_names, tensors, strict=True)
-        return tuple(self._to_units(name, tensor) for name, tensor in pairs)
-
-    def _to_units(self, name: str, tensor: Tensor) -> Tensor:
         if self.predictor.units is None:
-            return tensor
-        if name in ("mean", "lower", "upper", "draws"):
-            return tensor.double() * self.unit + self.shift
-        return tensor.double() * self.unit ** (1 if name == "std" else 2)
-
-    def _draw_rows(self, x: GraphInput, first: Tensor, noise: Tensor | None) -> Tensor:
-        """Outputs of all draws as further examples of one pass, (samples, N, ...)."""
-        assert isinstance(self.strategy, RowDraws)
-        take: Callable[[tuple[int, ...]], Tensor] = torch.randn
-        if self.plan.noise is not None:
-            noise = torch.randn(self._noise_shape(first)) if noise is None else noise
-            take = _Slices(noise.flatten(0, 1))
-        with draw_from(TensorNoise(take)):
-            values = self.plan.split.prefix(x)
-            y = self.strategy.pick(self.plan.split.suffix(self.predictor.samples, *values))
-        return y.reshape(self.predictor.samples, first.shape[0], *y.shape[1:])
+            return tensors
+        scaled = [
+            tensor.double() * self.unit ** (1 if name in _LINEAR else 2)
+            for name, tensor in zip(self.output_names, tensors, strict=True)
+        ]
+        pairs = zip(self.output_names, scaled, strict=True)
+        return tuple(y + self.shift if name in _LOCATIONS else y for name, y in pairs)
 
 
 class _Slices:

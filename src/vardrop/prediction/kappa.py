@@ -87,8 +87,15 @@ def kappa(
     if probes is not None:
         check_integer("probes", probes, remedy="None takes the exact diagonal.")
     check_integer("samples", samples, at_least=0)
-    weights = _weights(net)
-    keys, tensors = [key for key, _ in weights.values()], [t for _, t in weights.values()]
+    weights: dict[int, tuple[str, str, NoisyTensor]] = {}
+    for weight in noisy_weights(net):  # a tied one once
+        weights.setdefault(id(weight[2].mean), weight)
+    if not weights:
+        raise VardropError(
+            "Expected `net` to have noisy weights, but got gates or heads only. "
+            "Convert it with a posterior, such as vardrop.sparse_vd()."
+        )
+    names, keys, tensors = zip(*weights.values(), strict=True)
     totals, count = [torch.zeros_like(t.mean) for t in tensors], 0
 
     def draw() -> list[Tensor]:
@@ -103,12 +110,12 @@ def kappa(
             means = kappa_of(variances, draw, curvature, max(samples, 1))
             totals = [t + mean * len(y) for t, mean in zip(totals, means, strict=True)]
             count += len(y)
-    return {name: total / count for name, total in zip(weights, totals, strict=True)}
+    return {name: total / count for name, total in zip(names, totals, strict=True)}
 
 
 def _curvature(
     net: nn.Module,
-    keys: list[str],
+    keys: Sequence[str],
     x: Batch,
     y: Tensor,
     loss: Callable[[Tensor, Tensor], Tensor],
@@ -122,19 +129,6 @@ def _curvature(
         return diagonal_hessian(log_likelihood, leaves)
     # One layer at a time, because signs on other layers would only add variance.
     return [hutchinson_diagonal(log_likelihood, [leaf], probes)[0] for leaf in leaves]
-
-
-def _weights(net: nn.Module) -> dict[str, tuple[str, NoisyTensor]]:
-    """The noisy weights by name, each with its key in the state dict; a tied one once."""
-    weights: dict[int, tuple[str, tuple[str, NoisyTensor]]] = {}
-    for name, key, tensor in noisy_weights(net):
-        weights.setdefault(id(tensor.mean), (name, (key, tensor)))
-    if not weights:
-        raise VardropError(
-            "Expected `net` to have noisy weights, but got gates or heads only. "
-            "Convert it with a posterior, such as vardrop.sparse_vd()."
-        )
-    return dict(weights.values())
 
 
 def call_with_tensors(net: nn.Module, tensors: dict[str, Tensor], x: Batch) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext, suppress
 from functools import cache, partial, singledispatch
 from typing import Any, NamedTuple, NoReturn
 
@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop._core.calls import Batch, Pick, tensors_in
+from vardrop._core.calls import Batch, Pick, output_tensor, tensors_in
 from vardrop._core.errors import VardropError
-from vardrop._core.modules import clone_modules
 from vardrop.functional import (
     GeneratorNoise,
     RandomOpMode,
@@ -43,13 +42,13 @@ from vardrop.prediction.eval_copy import (
     has_untracked_randomness,
     is_stochastic,
     make_eval_copy,
-    per_axis,
     track_active_module,
 )
 
 _Function = Callable[..., Tensor]
 _Kwargs = dict[str, object]
 _AveragePool = nn.AvgPool1d | nn.AvgPool2d | nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d
+_SHAPE_METHODS = ("dim", "size", "numel", "is_floating_point", "stride", "is_contiguous")
 _PASS_BYTES = 1024  # per input element, that activations of a pass may take
 
 
@@ -81,11 +80,6 @@ class RandomTensor:
             self.raw, self.rectified = _relu(self.raw), False
         return self.raw
 
-    def assign(self, other: RandomTensor) -> RandomTensor:
-        """Take the value of another, as an in-place operation does."""
-        self.raw, self.rectified = other.raw, other.rectified
-        return self
-
     @classmethod
     def __torch_function__(
         cls, func: _Function, types: object, args: Sequence[Any] = (), kwargs: _Kwargs | None = None
@@ -95,9 +89,7 @@ class RandomTensor:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in ("dim", "size", "numel", "is_floating_point", "stride", "is_contiguous"):
-            return getattr(self.raw.mean, name)
-        if callable(getattr(Tensor, name, None)):
+        if callable(getattr(Tensor, name, None)) and name not in _SHAPE_METHODS:
             return lambda *args, **kwargs: _apply(name, (self, *args), kwargs)
         attribute = getattr(self.raw.mean, name)
         if isinstance(attribute, Tensor):
@@ -108,23 +100,22 @@ class RandomTensor:
         return len(self.raw.mean)
 
 
-for _name in (
-    "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "truediv", "rtruediv",
-    "itruediv", "matmul", "rmatmul", "pow", "rpow", "neg", "abs", "getitem", "setitem", "lt", "le",
-    "gt", "ge", "eq", "ne", "bool", "float", "int", "floordiv", "mod", "invert",
-):  # fmt: skip
+# Operators, by the rule that they use. Other operators, such as `x[0]`, are a TypeError in Python.
+_OPERATORS = {
+    "add": "add", "radd": "add", "sub": "sub", "rsub": "rsub", "mul": "mul", "rmul": "mul",
+    "truediv": "div", "neg": "neg", "eq": "eq", "ne": "ne", "bool": "bool",
+}  # fmt: skip
+_IN_PLACE = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div"}
+for _name in (*_OPERATORS, *_IN_PLACE):
     call = lambda self, *args, name=f"__{_name}__": _apply(name, (self, *args), {})  # noqa: E731
     setattr(RandomTensor, f"__{_name}__", call)
-
-_IN_PLACE = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div"}
-_ALIASES = {"radd": "add", "rmul": "mul", "truediv": "div"}
 
 
 def _apply(name: str, args: Sequence[Any], kwargs: _Kwargs) -> RandomTensor:
     """Apply one torch function by its name, in place if the name or an option asks for it."""
     bare = name.strip("_")
     in_place = bool(kwargs.pop("inplace", False)) or bare in _IN_PLACE or name == f"{bare}_"
-    bare = _IN_PLACE.get(bare, _ALIASES.get(bare, bare))
+    bare = (_OPERATORS | _IN_PLACE).get(bare, bare)
     x, *others = args
     if bare not in RULES or "out" in kwargs:
         raise UnsupportedError(bare)
@@ -133,14 +124,17 @@ def _apply(name: str, args: Sequence[Any], kwargs: _Kwargs) -> RandomTensor:
     random = [a for a in args if isinstance(a, RandomTensor)]
     if len(random) > 1 and (bare not in ("add", "sub") or random[0] is random[1]):
         raise UnsupportedError(f"{bare} of random tensors that depend on each other")
-    if bare == "relu":
-        result = RandomTensor(x.moments, rectified=True)
-    elif bare == "max_pool2d":
-        result = RandomTensor(_max_pool(x, *others, **kwargs))
+    if bare == "max_pool2d":
+        raw = _max_pool(x, *others, **kwargs)
+    elif bare == "relu":
+        raw = x.moments
     else:
         pairs = (a.moments if isinstance(a, RandomTensor) else a for a in args)
-        result = RandomTensor(RULES[bare](*pairs, **kwargs))
-    return x.assign(result) if in_place else result
+        raw = RULES[bare](*pairs, **kwargs)
+    if not in_place:
+        return RandomTensor(raw, bare == "relu")
+    x.raw, x.rectified = raw, bare == "relu"
+    return x
 
 
 def _relu(x: Moments) -> Moments:
@@ -198,9 +192,14 @@ def _scale(a: Any, b: Any) -> Moments:
 
 
 def _mean(x: Moments, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Moments:
-    dims = tuple(range(x.mean.dim())) if dim is None else per_axis(dim, 1)
+    dims = tuple(range(x.mean.dim())) if dim is None else _per_axis(dim, 1)
     mean, variance = (t.mean(dims, keepdim) for t in x)
     return Moments(mean, variance / math.prod(x.mean.shape[d] for d in dims))
+
+
+def _per_axis(size: int | Sequence[int], axes: int) -> tuple[int, ...]:
+    """A size as one number per axis, from one number for all axes or one for each."""
+    return tuple(size) if isinstance(size, Sequence) else (size,) * axes
 
 
 def _average_pool(
@@ -209,32 +208,26 @@ def _average_pool(
     """A mean of d elements has the mean of their variances, divided by d once more."""
     pool = kind(*args, **kwargs)
     mean, variance = (pool(t) for t in x)
-    if (divisor := getattr(pool, "divisor_override", None)) is not None:
-        return Moments(mean, variance / divisor)
-    for axis in range(-axes, 0):
-        sizes = _window_sizes(pool, axes, axis, x.mean.shape[axis], mean.shape[axis])
-        variance = variance / along(axis, variance, variance.new_tensor(sizes))
-    return Moments(mean, variance)
-
-
-def _window_sizes(pool: _AveragePool, axes: int, axis: int, size: int, count: int) -> list[int]:
-    """By how much each of `count` windows is divided, along an axis of this size."""
-    if isinstance(pool, nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d):
-        return [-(-(i + 1) * size // count) - i * size // count for i in range(count)]
-    values = (pool.kernel_size, pool.stride or pool.kernel_size, pool.padding)
-    kernel, step, pad = (per_axis(value, axes)[axis] for value in values)
-    ends = [min(i * step - pad + kernel, size + pad) for i in range(count)]
-    if pool.count_include_pad:
-        return [end - (i * step - pad) for i, end in enumerate(ends)]
-    return [min(end, size) - max(i * step - pad, 0) for i, end in enumerate(ends)]
+    if isinstance(pool, nn.AvgPool1d | nn.AvgPool2d):
+        window = math.prod(_per_axis(pool.kernel_size, axes))
+        divisor = getattr(pool, "divisor_override", None) or window
+        several = pool.ceil_mode or not pool.count_include_pad
+    else:
+        pairs = list(zip(x.mean.shape[-axes:], mean.shape[-axes:], strict=True))
+        divisor = math.prod(n // m for n, m in pairs)
+        several = any(n % m for n, m in pairs)
+    if several:
+        raise UnsupportedError("average pooling with windows of several sizes")
+    return Moments(mean, variance / divisor)
 
 
 def _max_pool(x: RandomTensor, *args: Any, **kwargs: Any) -> Moments:
     """The largest of each window, from its distribution function (see `max_moments`)."""
     pool = nn.MaxPool2d(*args, **kwargs)
-    kernel = high, wide = per_axis(pool.kernel_size, 2)
-    apart = per_axis(pool.stride or kernel, 2) == kernel and per_axis(pool.dilation, 2) == (1, 1)
-    if not apart or per_axis(pool.padding, 2) != (0, 0) or pool.ceil_mode or pool.return_indices:
+    kernel = high, wide = _per_axis(pool.kernel_size, 2)
+    others = ((pool.stride, kernel), (pool.dilation, (1, 1)), (pool.padding, (0, 0)))
+    plain = all(_per_axis(size, 2) == wanted for size, wanted in others)
+    if not plain or pool.ceil_mode or pool.return_indices:
         raise UnsupportedError("max_pool2d with overlap, padding, dilation, ceil_mode or indices")
     rows, columns = (n // k * k for n, k in zip(x.raw.mean.shape[-2:], kernel, strict=True))
     means, variances = (
@@ -250,44 +243,40 @@ def _multiply_noise(x: Moments, mean: Tensor, variance: Tensor) -> Moments:
     return Moments(x.mean * mean, spread)
 
 
-def _dropout(x: Moments, p: float = 0.5, training: bool = True, together: bool = False) -> Moments:
-    if not training or p == 0:
+def _dropout(x: Moments, p: float = 0.5, training: bool = True) -> Moments:
+    if not training:
         return x
-    if together:
-        raise UnsupportedError("dropout of several elements together")
     variance = x.mean.new_tensor(p / (1 - p))
     return _multiply_noise(x, torch.ones_like(variance), variance)
 
 
 _MOVES = (
-    Tensor.flatten, Tensor.unflatten, Tensor.reshape, Tensor.view, Tensor.squeeze,
-    Tensor.unsqueeze, Tensor.transpose, Tensor.permute, Tensor.movedim, Tensor.contiguous,
-    Tensor.clone, Tensor.detach, Tensor.to, Tensor.float, Tensor.double,
-)  # fmt: skip
-_ACTIVATIONS = (
-    torch.tanh, torch.sigmoid, functional.gelu, functional.silu, functional.softplus,
-    functional.elu, functional.hardtanh,
-)  # fmt: skip
-_PRODUCTS = (
-    functional.linear, torch.conv1d, torch.conv2d, torch.conv3d, torch.conv_transpose1d,
-    torch.conv_transpose2d, torch.conv_transpose3d,
-)  # fmt: skip
+    "flatten unflatten reshape view squeeze unsqueeze transpose permute movedim contiguous clone "
+    "detach to float double"
+)
+_ACTIVATIONS = "tanh sigmoid gelu silu softplus elu hardtanh"
+_PRODUCTS = "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"
 
 RULES: dict[str, Callable[..., Moments]] = {
     "relu": _relu, "leaky_relu": _leaky_relu, "batch_norm": _batch_norm, "mean": _mean,
-    "max_pool2d": _max_pool, "add": _add, "rsub": lambda a, b: _add(b, a, alpha=-1),
-    "sub": lambda a, b, *, alpha=1: _add(a, b, alpha=-alpha),
+    "max_pool2d": _max_pool, "dropout": _dropout,
+    "add": _add, "sub": lambda a, b, *, alpha=1: _add(a, b, alpha=-alpha),
+    "rsub": lambda a, b: _add(b, a, alpha=-1),
     "mul": _scale, "div": lambda x, d: _scale(x, 1 / d), "neg": partial(_scale, -1),
-    "dropout": _dropout,
-    **dict.fromkeys(("dropout1d", "dropout2d", "dropout3d"), partial(_dropout, together=True)),
-    **{f.__name__: partial(_move, f) for f in _MOVES},
-    **{f.__name__: partial(_activate, f) for f in _ACTIVATIONS},
-    **{f.__name__: partial(_multiply, f) for f in _PRODUCTS},
     "avg_pool1d": partial(_average_pool, nn.AvgPool1d, 1),
     "avg_pool2d": partial(_average_pool, nn.AvgPool2d, 2),
     "adaptive_avg_pool1d": partial(_average_pool, nn.AdaptiveAvgPool1d, 1),
     "adaptive_avg_pool2d": partial(_average_pool, nn.AdaptiveAvgPool2d, 2),
+    **{name: partial(_move, getattr(Tensor, name)) for name in _MOVES.split()},
+    **{name: partial(_activate, getattr(functional, name)) for name in _ACTIVATIONS.split()},
+    **{name: partial(_multiply, getattr(functional, name)) for name in _PRODUCTS.split()},
 }  # fmt: skip
+
+
+@cache
+def _analytic_kind(kind: type) -> type:
+    """A class with this name, because code may ask for the class of its modules."""
+    return type(kind.__name__, (Analytic, kind), {"__module__": kind.__module__})
 
 
 class Analytic(nn.Module):
@@ -299,12 +288,6 @@ class Analytic(nn.Module):
             raise UnsupportedError("a noisy module with several inputs")
         moments = x.moments if isinstance(x, RandomTensor) else (x, None)
         return RandomTensor(through(self, *moments))
-
-
-@cache
-def _analytic_kind(kind: type) -> type:
-    """A class with this name, because code may ask for the class of its modules."""
-    return type(kind.__name__, (Analytic, kind), {"__module__": kind.__module__})
 
 
 @singledispatch
@@ -381,7 +364,7 @@ class MomentDraws:
                     'mode="sample".'
                 )
         copy = compute_variances(make_eval_copy(net, noise=False), draws_outputs=False)
-        self.net, self.pick, self.memory = clone_modules(copy), pick, memory
+        self.net, self.pick, self.memory = copy, pick, memory
         for module in self.net.modules():
             if is_stochastic(module):
                 kind: type = type(module)
@@ -410,13 +393,14 @@ class MomentDraws:
         if x.dim() == 4:  # convolutions are faster with the channels last
             x = x.contiguous(memory_format=torch.channels_last)
         try:
-            output = _run(self.net, x)
-            if not isinstance(output, Tensor | RandomTensor):
-                output = self.pick(output)
+            output = _run(self.net, self.pick, x)
         except UnsupportedError as error:
+            with track_active_module(self.net) as active, suppress(UnsupportedError):
+                _run(self.net, self.pick, x)  # once more, to name the module
+            place = active[-1] if active else "the net"
             raise VardropError(
-                f"Expected modules with known moments, but got {_failing(self.net, x)}, which "
-                f'calls {error}. Predict with mode="sample".'
+                f"Expected modules with known moments, but got {place}, which calls {error}. "
+                'Predict with mode="sample".'
             ) from None
         return output.moments if isinstance(output, RandomTensor) else _pair(output, None)
 
@@ -434,26 +418,16 @@ class MomentDraws:
         return torch.addcmul(mean, variance.sqrt(), noise)
 
 
-def _run(net: nn.Module, x: Tensor) -> Any:
+def _run(net: nn.Module, pick: Pick, x: Tensor) -> Tensor | RandomTensor:
     def raise_unsupported(function: Any, *_: object) -> NoReturn:
         raise UnsupportedError(f"{function.overloadpacket.__name__}, a random function")
 
     with RandomOpMode(raise_unsupported) if has_untracked_randomness(net) else nullcontext():
         try:
-            return net(x.clone())  # which the network may overwrite
+            output = net(x.clone())  # which the network may overwrite
+            is_picked = isinstance(output, RandomTensor) and pick is output_tensor
+            return output if is_picked else pick(output)
         except (RuntimeError, TypeError) as error:
             if RandomTensor.__name__ not in str(error):
                 raise
             raise UnsupportedError(f"code that takes only tensors: {error}") from error
-
-
-def _failing(net: nn.Module, x: Tensor) -> str:
-    """The module in which an operation without a rule is called."""
-    with ExitStack() as hooks:
-        entered = track_active_module(net, hooks)
-        try:
-            _run(net, x)
-        except UnsupportedError:
-            name, module = entered[-1] if entered else ("(net)", net)
-            return f"'{name}' ({type(module).__name__})"
-    return "the net"

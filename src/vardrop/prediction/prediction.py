@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vardrop._core.checks import check_number
 from vardrop._core.errors import NotFiniteError, VardropError
-from vardrop.likelihoods import Gaussian, Likelihood, TeacherOutput, Values, entropy
+from vardrop.likelihoods import Gaussian, Likelihood, Values, entropy
 
 _BISECTIONS = 60
 _FEWEST = 16  # draws before a standard error is believed
@@ -115,12 +115,9 @@ class Prediction:
     @property
     def entropy(self) -> Tensor:
         """The entropy of the mean probability, in nats: the total uncertainty."""
-        axis, log_probs = (
-            self.likelihood.class_axis,
-            self._require_classes(self.mean_log_probs, "entropy"),
-        )
-        assert axis is not None
-        return entropy(log_probs, log_probs.exp(), axis)
+        log_probs = self._require_classes(self.mean_log_probs, "entropy")
+        assert self.likelihood.class_axis is not None
+        return entropy(log_probs, log_probs.exp(), self.likelihood.class_axis)
 
     @property
     def aleatoric(self) -> Tensor:
@@ -140,11 +137,6 @@ class Prediction:
         if self.classifies:
             return self.output_variance.sqrt()
         return (self.output_variance + self.expected).sqrt()
-
-    @property
-    def taught(self) -> TeacherOutput:
-        """The targets of a student in distillation."""
-        return TeacherOutput(self.mean, self.std, self.mean_log_probs)
 
     def interval(self, level: float = 0.95) -> Interval:
         """Central interval of the mixture of the kept draws.
@@ -166,8 +158,8 @@ class Prediction:
         parts = self.likelihood.parts(self._require_draws())
         tails = (1 - level) / 2, (1 + level) / 2
         if parts.probs is not None or isinstance(self.likelihood, Values):
-            values = parts.location if parts.probs is None else parts.probs
-            return Interval(*(_quantile(values, level) for level in tails))
+            centers = parts.location if parts.probs is None else parts.probs
+            return Interval(*(_quantile(centers, level) for level in tails))
         std = parts.aleatoric.sqrt()
         return Interval(*(mixture_quantile(parts.location, std, level) for level in tails))
 
@@ -252,9 +244,8 @@ class Prediction:
         """
         if self.classifies:
             return self
-        draws = self.draws.double()
-        locations = likelihood.locations(draws)
-        others = draws[..., locations.shape[-1] :]  # log variances, which are relative
+        locations = likelihood.locations(self.draws.double())
+        others = self.draws[..., locations.shape[-1] :].double()  # relative log variances
         return replace(
             self,
             likelihood=likelihood,
@@ -315,19 +306,11 @@ def concatenate(parts: Sequence[Prediction]) -> Prediction:
             f"Expected outputs of one shape from all batches, but got {sizes[0]} and {sizes[-1]} "
             "per example. Pad all sequences to one length, or predict each batch separately."
         )
-    classes = parts if first.classifies else ()
-    return Prediction(
-        likelihood=first.likelihood,
-        mean=torch.cat([p.mean for p in parts]),
-        output_variance=torch.cat([p.output_variance for p in parts]),
-        expected=torch.cat([p.expected for p in parts]),
-        standard_error=torch.cat([p.standard_error for p in parts]),
-        samples=torch.cat([p.samples for p in parts]),
-        draws=torch.cat([p.draws[:count] for p in parts], 1) if count else first.draws[:0],
-        mean_log_probs=torch.cat([p.log_probs for p in classes]) if classes else None,
-        mean_probs=torch.cat([p.probs for p in classes]) if classes else None,
-        analytic=first.analytic,
-    )
+    names = ["mean", "output_variance", "expected", "standard_error", "samples"]
+    names += ["mean_log_probs", "mean_probs"] if first.classifies else []
+    joined: dict[str, Any] = {n: torch.cat([getattr(p, n) for p in parts]) for n in names}
+    draws = torch.cat([p.draws[:count] for p in parts], 1) if count else first.draws[:0]
+    return replace(first, draws=draws, **joined)
 
 
 @dataclass
@@ -345,8 +328,8 @@ class RunningMoments:
     def add(self, values: Tensor, finite: bool = False) -> Tensor:
         """Add values (S, ...), which may be known to be finite, and return their mean."""
         block = values.shape[0]
-        small = not torch.compiler.is_compiling() and 1 < block < values.numel() < _SMALL
-        if finite and small:  # one operation instead of five
+        finite &= not torch.compiler.is_compiling()
+        if finite and 1 < block < values.numel() < _SMALL:  # one operation instead of five
             variance, mean = torch.var_mean(values, 0)
             square = variance.mul_(block - 1)
         else:
@@ -372,28 +355,27 @@ class Summary:
     probs: RunningMoments = field(default_factory=RunningMoments)
     aleatoric: Tensor | None = None
     log_sum: Tensor | None = None  # of probabilities over draws, as a logarithm
-    kept: list[Tensor] = field(default_factory=list)
+    blocks: list[Tensor] = field(default_factory=list)
 
     def add(self, outputs: Tensor) -> None:
         """Add outputs (S, N, ...)."""
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        room = self.keep - sum(len(k) for k in self.kept)
+        room = self.keep - sum(len(block) for block in self.blocks)
         if room > 0:
-            self.kept.append(outputs if room >= outputs.shape[0] else outputs[:room].clone())
+            self.blocks.append(outputs if room >= outputs.shape[0] else outputs[:room].clone())
         parts = self.likelihood.parts(outputs)
         self.location.add(parts.location)
         each = parts.aleatoric.sum(0)
         self.aleatoric = each if self.aleatoric is None else self.aleatoric + each
-        if parts.log_probs is not None and parts.probs is not None:
-            mean = self.probs.add(parts.probs, finite=True)
-            # log sum p over draws, from the probabilities unless one may have underflowed.
-            alike = parts.probs.shape == parts.log_probs.shape
-            total = mean * len(outputs) if alike else parts.log_probs.exp().sum(0)
-            if not torch.compiler.is_compiling() and float(total.amin()) > _SAFE:
-                total = total.log_()
-            else:
-                total = torch.logsumexp(parts.log_probs, 0)
-            self.log_sum = total if self.log_sum is None else torch.logaddexp(self.log_sum, total)
+        if parts.log_probs is None or parts.probs is None:
+            return
+        mean = self.probs.add(parts.probs, finite=True)
+        # log sum p over draws, from the probabilities unless one may have underflowed.
+        alike = parts.probs.shape == parts.log_probs.shape
+        total = mean * len(outputs) if alike else parts.log_probs.exp().sum(0)
+        is_safe = not torch.compiler.is_compiling() and float(total.amin()) > _SAFE
+        total = total.log_() if is_safe else torch.logsumexp(parts.log_probs, 0)
+        self.log_sum = total if self.log_sum is None else torch.logaddexp(self.log_sum, total)
 
     @property
     def standard_error(self) -> Tensor:
@@ -401,9 +383,9 @@ class Summary:
         moments = self.probs if self.probs.count else self.location
         return (moments.square / (moments.count * max(moments.count - 1, 1))).sqrt_()
 
-    def is_settled(self, tolerance: float | None) -> bool:
+    def is_settled(self, tolerance: float) -> bool:
         """Whether the standard error of every mean probability (or value) is below a tolerance."""
-        if tolerance is None or self.location.count < _FEWEST or torch.compiler.is_compiling():
+        if self.location.count < _FEWEST or torch.compiler.is_compiling():
             return False  # a graph cannot branch on values
         return bool(self.standard_error.max() < tolerance)
 
@@ -424,7 +406,7 @@ class Summary:
             variance = variance.nan_to_num(math.inf, math.inf)
         assert self.aleatoric is not None
         logs = None if self.log_sum is None else self.log_sum - math.log(count)
-        blocks = self.kept or [mean.new_zeros(0)]
+        blocks = self.blocks or [mean.new_zeros(0)]
         return Prediction(
             likelihood=self.likelihood,
             mean=mean,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -54,10 +53,12 @@ from vardrop.prediction.strategies import (
     FunctionDraws,
     LoopDraws,
     MemberDraws,
+    ShardedDraws,
 )
 
 Mode = Literal["sample", "mean", "moments"]
 Draw = Literal["estimator", "local", "functions"]
+_MOST_DRAWS = 256  # in a block of outputs
 _SETTLING = 32  # draws between two checks of the tolerance
 _CLASS_OUTPUTS = ("probs", "aleatoric", "epistemic", "entropy", "lower", "upper")
 _VALUE_OUTPUTS = ("mean", "aleatoric", "epistemic", "std", "lower", "upper")
@@ -95,7 +96,7 @@ class Predictor(nn.Module):
     pick: Pick
     checks_net = True  # an ensemble leaves the checks to its members
     is_kept = True  # False in a predictor for one call
-    _snapshot: nn.Module | None
+    _model: nn.Module
 
     def __init__(
         self,
@@ -119,14 +120,15 @@ class Predictor(nn.Module):
         check_choice("draw", draw, ("estimator", "local", "functions"))
         check_integer("samples", samples)
         check_integer("memory", memory)
-        check_type("output", output, Callable | None, "a function")  # type: ignore[arg-type]
-        check_type("conformal", conformal, Conformal | None, "a rule of vardrop.conformal")
         check_number("level", level, above=0, below=1)
+        if output is not None:
+            check_type("output", output, Callable, "a function")  # type: ignore[arg-type]
         if keep is not None:
             check_integer("keep", keep, at_least=0)
         if tolerance is not None:
             check_number("tolerance", tolerance, above=0)
         if conformal is not None:
+            check_type("conformal", conformal, Conformal, "a rule of vardrop.conformal")
             conformal.check_mode(mode == "moments")
         model, meaning = resolve_likelihood(net, likelihood)
         if mode == "sample" and model is not net and not any(map(is_stochastic, model.modules())):
@@ -138,24 +140,21 @@ class Predictor(nn.Module):
         self.samples, self.mode, self.draw, self.memory = samples, mode, draw, memory
         self.conformal, self.level, self.units = conformal, level, units
         self.tolerance, self.keep, self.batched = tolerance, keep, batched
-        if units is not None and meaning.class_axis is None:
-            self.unit_likelihood = copy.deepcopy(self.likelihood).double().scaled(units[1])
-        else:
+        if meaning.class_axis is not None:
             self.units = None
+        elif units is not None:
+            self.unit_likelihood = copy.deepcopy(self.likelihood).double().scaled(units[1])
         self.refresh()
         super().train(False)
 
     def refresh(self) -> None:
         """Compute everything again at the next call, after the model has changed."""
+        self.__dict__.pop("_model", None)
         if self.checks_net and self.mode != "mean":
             check_noise(self.net)
         self._lock = threading.Lock()
-        self._strategy: DrawStrategy | None = None
+        self._strategy: DrawStrategy | None = None  # made at the first call
         self._fallback: DrawStrategy | None = None  # for inputs that the strategy cannot run
-        self.__dict__["_snapshot"] = None
-        self._unchecked = self.checks_net and self.mode != "mean"
-        self._unchecked &= not is_model_sharded(self.net)
-        self._in_code: list[str] = []  # modules whose dropout is switched in the copy
 
     def replace_net(self, net: nn.Module) -> None:
         """Predict with a model that belongs to this predictor and moves with it.
@@ -177,7 +176,7 @@ class Predictor(nn.Module):
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, object]:
-        caches = ("_lock", "_strategy", "_fallback", "_snapshot")
+        caches = ("_lock", "_strategy", "_fallback", "_model")
         return {name: state for name, state in self.__dict__.items() if name not in caches}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -211,21 +210,17 @@ class Predictor(nn.Module):
         Returns:
             An iterator of predictions, one per batch.
         """
-        noise: AbstractContextManager[object] = nullcontext()  # the global generator is left alone
-        if self.mode == "moments":
-            noise = draw_from(GeneratorNoise(seed or 0))  # the same numbers for every example
-        elif self.mode == "sample" or has_untracked_randomness(self.net):
-            noise = draw_from(GeneratorNoise(resolve_seed(seed)))
-        total = None
-        if self.batched and isinstance(x, Tensor | Mapping):
-            total = num_examples(plain_batch(x))
-        device = device_of(self.net)
-        inputs = input_batches(device, x)
-        if not self.batched:
+        custom = self.mode == "mean" and has_untracked_randomness(self.net)
+        is_random = self.mode == "sample" or custom  # if not, leave the global generator alone
+        noise = draw_from(GeneratorNoise(resolve_seed(seed) if is_random else seed or 0))
+        device, total = device_of(self.net), None
+        inputs: Iterable[Any]
+        if self.batched:
+            total = num_examples(x) if isinstance(x, Tensor | Mapping) else None
+            inputs = input_batches(device, x)
+        else:
             one: Any = x
-            if device is not None:
-                one = map_tensors(lambda t: t.to(device), plain_batch(one))
-            inputs = iter([one])
+            inputs = [map_tensors(lambda t: t.to(device or t.device), plain_batch(one))]
         with ProgressLine("predict", total, progress) as line:
             for batch in inputs:
                 yield self._predict_batch(batch, seed, noise, line)
@@ -233,7 +228,7 @@ class Predictor(nn.Module):
     @report_arguments("x")
     @restore_state_on_error
     def _predict_batch(
-        self, x: Batch, seed: int | None, noise: AbstractContextManager[object], line: ProgressLine
+        self, x: Batch, seed: int | None, noise: draw_from, line: ProgressLine
     ) -> Prediction:
         with noise, torch.no_grad():
             strategy = self.strategy_for(x, seed)
@@ -242,16 +237,17 @@ class Predictor(nn.Module):
                 parts = split_batch(x, size)
             predictions = []
             for part in parts:
-                output, blocks = None, strategy.draws(part, self.samples)
+                count = num_examples(part) if self.batched else None
                 if isinstance(strategy, MomentDraws):
                     output = strategy.propagate(part)
-                    blocks = iter([strategy.draw_output(output, self.samples)])
-                p = self.reduce(blocks, num_examples(part) if self.batched else None, output)
+                    p = self.reduce([strategy.draw_output(output, self.samples)], count, output)
+                else:
+                    p = self.reduce(strategy.draws(part, self.samples), count)
                 if self.units is not None:
                     p = p.to_units(*self.units, self.unit_likelihood)
                 predictions.append(p)
-                line.advance(len(p))
-        return concatenate(predictions)
+                line.advance(len(p.mean))
+        return predictions[0] if len(predictions) == 1 else concatenate(predictions)
 
     def reduce(
         self, blocks: Iterable[Tensor], count: int | None = None, output: Moments | None = None
@@ -279,7 +275,7 @@ class Predictor(nn.Module):
                 )
             self.likelihood.check_outcomes(block.shape[1:])
             summary.add(block)
-            if summary.is_settled(self.tolerance):
+            if self.tolerance is not None and summary.is_settled(self.tolerance):
                 break
         p = summary.prediction()
         if output is not None:
@@ -297,11 +293,9 @@ class Predictor(nn.Module):
         Returns:
             The strategy.
         """
-        if self._unchecked:  # whether code draws dropout in training mode only
-            self._in_code = find_unswitched_dropout(self.net, x)
-            self._unchecked = False
         with self._lock:
             if self._strategy is None:
+                self.__dict__["_model"] = self._copy_model(x)
                 self._strategy = self._make_strategy()
             strategy = self._strategy
             if isinstance(strategy, FunctionDraws) and seed is None and self.is_kept:
@@ -311,54 +305,52 @@ class Predictor(nn.Module):
                         list(draws(self._model, self.samples)), self.pick
                     )
                     return self._fallback
-        if isinstance(strategy, RowDraws):
-            try:
-                strategy.plan(x)
-            except NotRowwiseError as error:
-                with self._lock:
-                    self._fallback = self._fallback or LoopDraws.of_copy(
+            if isinstance(strategy, RowDraws):
+                try:
+                    strategy.plan(x)
+                except NotRowwiseError as error:
+                    self._fallback = self._fallback or LoopDraws(
                         self._model, self.pick, str(error), local=self.draw == "local"
                     )
                     return self._fallback
-        return strategy
+            return strategy
 
-    @property
-    def _model(self) -> nn.Module:
-        """The model, or in a predictor that is kept its state at the first call."""
+    def _copy_model(self, x: Batch) -> nn.Module:
+        """The model to draw from, which in a predictor that is kept has its own tensors."""
         net = self.net
-        if self.is_kept and "net" not in self._modules and not is_model_sharded(net):
-            if self._snapshot is None:
-                self.__dict__["_snapshot"] = copy_tensors(net)
-            net = cast(nn.Module, self._snapshot)
-        if self._in_code:
+        if is_model_sharded(net):
+            return net
+        # Custom modules that draw dropout in training mode only: it is switched in the copy.
+        search = self.checks_net and self.mode != "mean"
+        switched = find_unswitched_dropout(net, x) if search else []
+        if self.is_kept and "net" not in self._modules:
+            net = copy_tensors(net)
+        elif switched:
             net = clone_modules(net)
-            for module in map(net.get_submodule, self._in_code):
-                module.__class__ = switched_class(type(module))  # type: ignore[assignment]
+        for module in map(net.get_submodule, switched):
+            module.__class__ = switched_class(type(module))  # type: ignore[assignment]
         return net
 
     def _make_strategy(self) -> DrawStrategy:
-        if is_model_sharded(self.net):
-            return self._make_sharded()
+        model, pick, local = self._model, self.pick, self.draw == "local"
+        if is_model_sharded(model):
+            if self.mode == "moments" or self.draw != "estimator":
+                raise VardropError(
+                    "Expected mode='sample' or 'mean' with draw='estimator' for a model whose "
+                    f"tensors are sharded over processes, but got mode={self.mode!r} with "
+                    f"draw={self.draw!r}."
+                )
+            return ShardedDraws(self.source, model, pick, self.mode == "sample")
         if self.mode == "moments":
-            return MomentDraws(self._model, self.pick, self.memory)
+            return MomentDraws(model, pick, self.memory)
         if self.mode == "mean":
-            return LoopDraws.of_copy(self._model, self.pick, "", noise=False)
-        if self.draw == "functions" or (self.draw == "estimator" and draws_functions(self._model)):
-            return FunctionDraws(self._model, self.pick)
+            return LoopDraws(model, pick, "", noise=False)
+        if self.draw == "functions" or (not local and draws_functions(model)):
+            return FunctionDraws(model, pick)
         if not self.batched:
-            reason, local = "its input is not split into examples", self.draw == "local"
-            return LoopDraws.of_copy(self._model, self.pick, reason, local=local)
-        options = {} if self.tolerance is None else {"most": _SETTLING}
-        return RowDraws(self._model, self.pick, self.memory, self.draw == "local", **options)
-
-    def _make_sharded(self) -> DrawStrategy:
-        """Passes of the model itself: one whose tensors are sharded cannot be copied."""
-        if self.mode == "moments" or self.draw != "estimator":
-            raise VardropError(
-                "Expected mode='sample' or 'mean' with draw='estimator' for a model whose tensors "
-                f"are sharded over processes, but got mode={self.mode!r} with draw={self.draw!r}."
-            )
-        return LoopDraws.of_sharded(self.source, self.net, self.pick, self.mode == "sample")
+            return LoopDraws(model, pick, "its input is not split into examples", local=local)
+        most = _MOST_DRAWS if self.tolerance is None else _SETTLING
+        return RowDraws(model, pick, self.memory, local, most)
 
     def plan(self, x: BatchOrLoader) -> str:
         """How inputs like x are run: what is shared by the draws, or why nothing is.
@@ -440,7 +432,7 @@ class Predictor(nn.Module):
             strategy = self.strategy_for(x)
             if isinstance(self._strategy, FunctionDraws) and self.draw == "estimator":
                 reason = "its layers draw whole weights"  # a graph draws them as in training
-                strategy = LoopDraws.of_copy(self._model, self.pick, reason)
+                strategy = LoopDraws(self._model, self.pick, reason)
             return Graph(self, strategy, x, names, noise == "input")
 
     def metadata(self) -> dict[str, str]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 import operator
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
@@ -29,7 +28,7 @@ from vardrop._core.calls import (
     tensors_in,
 )
 from vardrop._core.errors import VardropError
-from vardrop._core.modules import clone_modules
+from vardrop._core.modules import clone_modules, hooks
 from vardrop._core.torch_private import tree_map
 from vardrop.functional import (
     GeneratorNoise,
@@ -38,7 +37,6 @@ from vardrop.functional import (
     call_with_generator,
     draw_from,
 )
-from vardrop.noisy import named_modules_of
 from vardrop.prediction.eval_copy import (
     GaussianLayer,
     compute_variances,
@@ -61,7 +59,6 @@ _LIVE_TENSORS = 6  # of the largest activation's size, at one time
 _CACHE_ELEMENTS = 2**18  # of the largest activation that stay in the cache with what is made of it
 _MIN_BLOCK = 96  # examples that a convolution gets at once
 _MAX_BLOCK_BYTES = 2**28
-_MOST_DRAWS = 256  # in a block of outputs
 _Result = TypeVar("_Result")
 _NORMALS = torch.randn(997, generator=torch.Generator().manual_seed(0))  # noise of recorded passes
 
@@ -79,7 +76,7 @@ class Split(NamedTuple):
     """
 
     prefix: Callable[[Batch], Sequence[Any]]
-    suffix: Callable[..., Any]
+    suffix: Any  # a module, or a function
     has_examples: tuple[bool, ...]
 
 
@@ -122,26 +119,46 @@ class RowDraws:
         most: draws in a block of outputs.
     """
 
-    def __init__(
-        self,
-        net: nn.Module,
-        pick: Pick,
-        memory: int,
-        local: bool = False,
-        most: int = _MOST_DRAWS,
-    ) -> None:
+    def __init__(self, net: nn.Module, pick: Pick, memory: int, local: bool, most: int) -> None:
         self.pick, self.memory, self.most = pick, memory, most
         self.net = compute_variances(make_eval_copy(net, noise=True, local=local))
         self.plans: dict[tuple[torch.Size, ...], RowPlan] = {}
-        self._lock = threading.Lock()
 
     def plan(self, x: Batch) -> RowPlan:
-        """The plan for inputs of this shape; raises `NotRowwiseError` if there is none."""
+        """The plan for inputs of this shape; raises `NotRowwiseError` if there is none.
+
+        The model is split at its first noise. On a few examples it is verified that outputs do not
+        depend on other examples, that noise is drawn for every example, and that the two parts
+        return the output of the whole model for the same noise.
+        """
         key = tuple(t.shape[1:] for t in tensors_in(x))
-        with self._lock:
-            if key not in self.plans:
-                self.plans[key] = make_plan(self.net, x, self.pick, self.memory)
+        if key in self.plans:
             return self.plans[key]
+        index = [0, min(1, num_examples(x) - 1)]
+        two = map_tensors(lambda t: t[torch.tensor(index, device=t.device)] if t.dim() else t, x)
+        others = map_tensors(
+            lambda t: 0.5 * t.flip(0) if t.is_floating_point() else t.flip(-1), two
+        )
+        four = tree_map(lambda a, b: torch.cat([a, b]) if tensors_in(a) else a, two, others)
+        complete, reason = attempt(lambda: _verify(self.net, four, self.pick))
+        if complete is None:
+            raise NotRowwiseError(reason)
+        split, note = attempt(lambda: _split_model(self.net, four, complete, self.pick))
+        if note == BRANCHES:  # a branch for one draw may be another one for all of them
+            raise NotRowwiseError(note)
+        if split is None:
+            net = self.net  # without `self`, which would be kept alive by its own plan
+            run = lambda draws, x: call_net(net, repeat_rows(x, draws))  # noqa: E731
+            split = Split(lambda x: (x,), run, (True,))
+        outputs = complete.output[0].numel()
+        largest = max(complete.largest // 4, outputs)
+        block = min(self.memory, _MAX_BLOCK_BYTES) // (4 * _LIVE_TENSORS * largest)
+        if complete.output.is_cpu:
+            block = min(block, max(_MIN_BLOCK, _CACHE_ELEMENTS // largest))
+        noise = sum(math.prod(shape[1:]) for shape in complete.requests)
+        has_count = not complete.untracked
+        self.plans[key] = RowPlan(split, noise if has_count else None, max(1, block), outputs, note)
+        return self.plans[key]
 
     def describe(self, x: Batch) -> str:
         note = self.plan(x).note
@@ -190,42 +207,6 @@ def attempt(run: Callable[[], _Result]) -> tuple[_Result | None, str]:
         return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def make_plan(net: nn.Module, x: Batch, pick: Pick, memory: int) -> RowPlan:
-    """Split a model at its first noise, and verify on a few examples that draws can be examples.
-
-    Outputs must not depend on other examples, noise must be drawn for every example, and the two
-    parts must return the output of the whole model for the same noise.
-
-    Args:
-        net: a copy of the model with its noise on.
-        x: a batch.
-        pick: takes the tensor out of what the model returns.
-        memory: bytes that draws may take at once.
-    """
-    last = num_examples(x) - 1
-    index = [0, min(1, last)]
-    two = map_tensors(lambda t: t[torch.tensor(index, device=t.device)] if t.dim() else t, x)
-    others = map_tensors(lambda t: 0.5 * t.flip(0) if t.is_floating_point() else t.flip(-1), two)
-    four = tree_map(lambda a, b: torch.cat([a, b]) if tensors_in(a) else a, two, others)
-    whole, reason = attempt(lambda: _verify(net, four, pick))
-    if whole is None:
-        raise NotRowwiseError(reason)
-    parts, note = attempt(lambda: _split_model(clone_modules(net), four, whole, pick))
-    if note == BRANCHES:  # a branch for one draw may be another one for all of them
-        raise NotRowwiseError(note)
-    if parts is None:
-        parts = Split(
-            lambda x: (x,), lambda draws, x: call_net(net, repeat_rows(x, draws)), (True,)
-        )
-    noise = None if whole.untracked else sum(math.prod(s[1:]) for s in whole.requests)
-    outputs = whole.output[0].numel()
-    largest = max(whole.largest // 4, outputs)
-    block = min(memory, _MAX_BLOCK_BYTES) // (4 * _LIVE_TENSORS * largest)
-    if whole.output.is_cpu:
-        block = min(block, max(_MIN_BLOCK, _CACHE_ELEMENTS // largest))
-    return RowPlan(parts, noise, max(1, block), outputs, note)
-
-
 class _Pass(NamedTuple):
     """The output of a pass, the shapes of noise it asked for, and its largest activation."""
 
@@ -238,21 +219,16 @@ class _Pass(NamedTuple):
 
 def _verify(net: nn.Module, four: Batch, pick: Pick) -> _Pass:
     """Run a model on four examples; raise an error if examples share noise or anything else."""
-
-    def run(net: nn.Module, count: int) -> _Pass:
-        x = slice_batch(four, 0, count)
-        return _record_pass(net, lambda: pick(call_net(net, clone_batch(x))))
-
-    three, whole = run(net, 3), run(net, 4)
-    for few, many, name in zip(three.requests, whole.requests, whole.modules, strict=True):
+    three, complete = (_record_pass(net, pick, slice_batch(four, 0, count)) for count in (3, 4))
+    for few, many, name in zip(three.requests, complete.requests, complete.modules, strict=True):
         if (few[:1], many[:1]) != ((3,), (4,)) or few[1:] != many[1:]:
             raise NotRowwiseError(f"{name} draws noise of shape {many} for all examples")
-    if [4 * count for count in three.untracked] != [3 * count for count in whole.untracked]:
+    if [4 * count for count in three.untracked] != [3 * count for count in complete.untracked]:
         raise NotRowwiseError("code of the model draws noise that examples share")
-    alone, together = three, whole
-    if whole.untracked:  # its noise differs, so compare without noise
+    alone, together = three, complete
+    if complete.untracked:  # its noise differs, so compare without noise
         quiet = make_eval_copy(net, noise=False)
-        alone, together = run(quiet, 3), run(quiet, 4)
+        alone, together = (_record_pass(quiet, pick, slice_batch(four, 0, n)) for n in (3, 4))
         if together.untracked:
             raise NotRowwiseError("its code calls random functions of torch")
     if (len(alone.output), len(together.output)) != (3, 4):
@@ -260,10 +236,10 @@ def _verify(net: nn.Module, four: Batch, pick: Pick) -> _Pass:
         raise NotRowwiseError(f"the output has shape {shape} for 4 examples")
     if not torch.allclose(alone.output, together.output[:3], 1e-3, 1e-5, equal_nan=True):
         raise NotRowwiseError("the output for an example depends on the other examples")
-    return whole
+    return complete
 
 
-def _record_pass(net: nn.Module, forward: Callable[[], Tensor]) -> _Pass:
+def _record_pass(net: nn.Module, pick: Pick, x: Batch) -> _Pass:
     """One pass with constant noise, the same for every second example."""
     requests: list[tuple[int, ...]] = []
     modules: list[str] = []
@@ -272,8 +248,7 @@ def _record_pass(net: nn.Module, forward: Callable[[], Tensor]) -> _Pass:
 
     def draw(shape: Sequence[int]) -> Tensor:
         requests.append(tuple(shape))
-        name, module = active[-1] if active else ("(net)", net)
-        modules.append(f"'{name}' ({type(module).__name__})")
+        modules.extend(active[-1:])
         rows, count = (shape[0], math.prod(shape[1:])) if shape else (1, 1)
         places = torch.arange(2 * count).add_(101 * len(requests)) % len(_NORMALS)
         pair = _NORMALS[places].view(2, count)
@@ -289,31 +264,31 @@ def _record_pass(net: nn.Module, forward: Callable[[], Tensor]) -> _Pass:
     def record_size(module: nn.Module, _: object, output: object) -> None:
         sizes.append(sum(t.numel() for t in tensors_in(output)))
 
-    with ExitStack() as stack:
-        active = track_active_module(net, stack)
-        for module in net.modules():
-            if is_stochastic(module) or not any(True for _ in module.children()):
-                stack.callback(module.register_forward_hook(record_size).remove)
-        stack.enter_context(draw_from(GeneratorNoise(0)))
-        stack.enter_context(draw_from(TensorNoise(draw)))
-        stack.enter_context(RandomOpMode(draw_untracked))
-        output = forward()
+    parts = [m for m in net.modules() if is_stochastic(m) or next(m.children(), None) is None]
+    with (
+        track_active_module(net) as active,
+        hooks(*(m.register_forward_hook(record_size) for m in parts)),
+        draw_from(GeneratorNoise(0)),
+        draw_from(TensorNoise(draw)),
+        RandomOpMode(draw_untracked),
+    ):
+        output = pick(call_net(net, clone_batch(x)))
     return _Pass(output, requests, modules, untracked, max(sizes))
 
 
-def _split_model(net: nn.Module, four: Batch, whole: _Pass, pick: Pick) -> Split:
-    """Trace and split a model, which this changes, and compare the parts with the whole."""
-    two, three = slice_batch(four, 0, 2), slice_batch(four, 0, 3)
+def _split_model(net: nn.Module, four: Batch, complete: _Pass, pick: Pick) -> Split:
+    """Trace and split a copy of a model, and compare the parts with the complete pass."""
+    net, two, three = clone_modules(net), slice_batch(four, 0, 2), slice_batch(four, 0, 3)
     if isinstance(two, Tensor) and type(net) is not nn.Sequential:
         net = nn.Sequential(net)
     sources = {m for m in net.modules() if any(map(is_stochastic, m.modules()))}
     split = split_at_noise(net, trace_model(net, two), sources, (two, three))
 
-    values = split.prefix(clone_batch(two))
-    output = _record_pass(nn.Identity(), lambda: pick(split.suffix(2, *values))).output
-    expected = whole.output[[0, 1, 0, 1]]
+    shared = split.prefix(clone_batch(two))
+    output = _record_pass(split.suffix, pick, (2, *shared)).output
+    expected = complete.output[[0, 1, 0, 1]]
     # Both draws get the same noise, except of random functions of torch.
-    same = slice(2) if whole.untracked else slice(None)
+    same = slice(2 if complete.untracked else 4)
     if output.shape != expected.shape or not torch.allclose(
         output[same], expected[same], 1e-3, 1e-4
     ):
@@ -342,16 +317,17 @@ def split_at_noise(
     if next(iter(reversed(graph.nodes))) not in marked:
         raise NotTraceableError("its output has no noise")
     fold_batchnorm(graph, modules)
-    for layer in named_modules_of(net, GaussianLayer).values():
-        layer.use_fast_layout()
+    for layer in modules.values():
+        if isinstance(layer, GaussianLayer):
+            layer.use_fast_layout()
 
-    def compiled(graph: fx.Graph) -> fx.GraphModule:
+    def make_module(graph: fx.Graph) -> fx.GraphModule:
         targets = {str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")}
         root = {t: modules[t] if t in modules else operator.attrgetter(t)(net) for t in targets}
         return fx.GraphModule(root, graph).eval()
 
     prefix, taken = _build_prefix(graph, modules, marked)
-    module = compiled(prefix)
+    module = make_module(prefix)
 
     def run_prefix(x: Batch) -> Sequence[Any]:
         inputs = bind_inputs(net, x)
@@ -361,7 +337,7 @@ def split_at_noise(
     has_examples = _find_examples(run_prefix, batches) if batches else (True,) * count
     suffix = _build_suffix(graph, marked, taken, has_examples)
     overwrite_relu_inputs(suffix, modules)
-    return Split(run_prefix, compiled(suffix), has_examples)
+    return Split(run_prefix, make_module(suffix), has_examples)
 
 
 def _build_prefix(
@@ -424,18 +400,13 @@ def _find_examples(
         name = function.overloadpacket.__name__
         raise NotTraceableError(f"it calls {name} before the first noise")
 
-    flags = []
     with RandomOpMode(raise_on_draw):
         runs = [prefix(clone_batch(x)) for x in batches]
-    for few, many in zip(*runs, strict=True):
-        rows = isinstance(few, Tensor) and (few.shape[:1], many.shape[:1]) == ((2,), (3,))
-        if rows or (isinstance(few, int) and (few, many) == (2, 3)):
-            flags.append(True)
-        elif few.shape == many.shape if isinstance(few, Tensor) else few == many:
-            flags.append(False)
-        else:
-            raise NotTraceableError("its computations depend on the number of examples")
-    return tuple(flags)
+    few, many = ([tuple(getattr(value, "shape", (value,))) for value in run] for run in runs)
+    has_examples = tuple((a[:1], b[:1]) == ((2,), (3,)) for a, b in zip(few, many, strict=True))
+    if any(a != b for a, b, rows in zip(few, many, has_examples, strict=True) if not rows):
+        raise NotTraceableError("its computations depend on the number of examples")
+    return has_examples
 
 
 def repeat_rows(x: Any, draws: int) -> Any:

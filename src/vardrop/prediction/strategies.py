@@ -7,6 +7,7 @@ A strategy is made once per predictor. `draws(x, samples)` yields blocks of outp
 |---|---|
 | `RowDraws` | fresh noise for every example; draws are further examples of one pass |
 | `LoopDraws` | one forward pass, for models that `RowDraws` cannot run |
+| `ShardedDraws` | one forward pass of a model whose tensors are sharded over processes |
 | `FunctionDraws` | one set of weights and masks for all examples |
 | `MemberDraws` | one model of a list |
 """
@@ -16,50 +17,34 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice, repeat
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import (
-    Batch,
-    Pick,
-    call_net,
-    clone_batch,
-    num_examples,
-)
+from vardrop._core.calls import Batch, Pick, call_net, clone_batch, num_examples
 from vardrop._core.modules import evaluating
 from vardrop._core.sharding import forward_method
 from vardrop.functional import GeneratorNoise, draw_from, noise_source
 from vardrop.noisy import sampling
-from vardrop.prediction.eval_copy import (
-    compute_variances,
-    make_eval_copy,
-    use_call_generator,
-)
+from vardrop.prediction.eval_copy import compute_variances, make_eval_copy, use_call_generator
 from vardrop.prediction.functions import FunctionSampler, function_seeds
+from vardrop.prediction.moments import MomentDraws
+from vardrop.prediction.rows import RowDraws
 
+_MEANS = "one pass of the means"
 _STACK = 8  # draws that are reduced together
-
-
-class DrawStrategy(Protocol):
-    """One way to draw outputs."""
-
-    def max_examples(self, x: Batch, samples: int) -> int:
-        """The number of examples of a batch that are drawn together within the memory."""
-
-    def draws(self, x: Batch, samples: int) -> Iterator[Tensor]:
-        """Yield blocks of outputs (s, N, ...), `samples` draws in all."""
-
-    def describe(self, x: Batch) -> str:
-        """Describe how inputs like x are run, for `Predictor.plan`."""
 
 
 class PassDraws(ABC):
     """One pass per draw, of all examples together, because they may depend on each other."""
+
+    description: str
+
+    def describe(self, x: Batch) -> str:
+        """Describe how inputs like x are run, for `Predictor.plan`."""
+        return self.description
 
     @abstractmethod
     def passes(self, x: Batch, samples: int) -> Iterator[Tensor]:
@@ -75,87 +60,74 @@ class PassDraws(ABC):
 
 
 class LoopDraws(PassDraws):
-    """Passes of a model with its noise on.
+    """Passes of a copy of a model.
 
     Args:
-        net: the model, in evaluation mode, with its noise on or off.
-        run: returns the output of the model as one tensor.
+        net: the model.
+        pick: takes the tensor out of what the model returns.
         reason: why its draws are not made at once.
         noise: whether its noise is on; without noise there is one draw.
-        switch: a context in which the model's own modules are switched, if it is not a copy.
+        local: as for `RowDraws`.
     """
 
     def __init__(
-        self,
-        net: nn.Module,
-        run: Pick,
-        reason: str,
-        noise: bool = True,
-        switch: Callable[[], AbstractContextManager[object]] = nullcontext,
+        self, net: nn.Module, pick: Pick, reason: str, noise: bool = True, local: bool = False
     ) -> None:
-        self.net, self.run, self.reason, self.noise, self.switch = net, run, reason, noise, switch
-
-    @classmethod
-    def of_copy(
-        cls, net: nn.Module, pick: Pick, reason: str, noise: bool = True, local: bool = False
-    ) -> LoopDraws:
-        """Draws of a copy of a model, with `local` as for `RowDraws`."""
         copy = make_eval_copy(net, noise, local)
-        copy = compute_variances(copy) if noise else copy
-        return cls(copy, lambda x: pick(call_net(copy, x)), reason, noise)
-
-    @classmethod
-    def of_sharded(cls, source: nn.Module, net: nn.Module, pick: Pick, noise: bool) -> LoopDraws:
-        """Draws of a model itself, because one whose tensors are sharded cannot be copied.
-
-        Args:
-            source: the model or its ELBO, which may be wrapped.
-            net: the model.
-            pick: as for `RowDraws`.
-            noise: whether its noise is on.
-        """
-        has_method = hasattr(source, "outputs")
-        run = forward_method(source, "outputs") if has_method else partial(call_net, net)
-
-        @contextmanager
-        def switch() -> Iterator[None]:
-            with evaluating(net), sampling(net, noise):
-                yield
-
-        reason = "its tensors are sharded over processes"
-        return cls(net, lambda x: pick(run(x)), reason, noise, switch)
-
-    def describe(self, x: Batch) -> str:
-        return (
-            f"one pass per draw, because {self.reason}" if self.noise else "one pass of the means"
-        )
+        self.net = compute_variances(copy) if noise else copy
+        self.pick, self.noise = pick, noise
+        self.description = f"one pass per draw, because {reason}" if noise else _MEANS
 
     def passes(self, x: Batch, samples: int) -> Iterator[Tensor]:
-        with self.switch(), use_call_generator(self.net):
+        with use_call_generator(self.net):
             for _ in range(samples if self.noise else 1):
-                yield self.run(clone_batch(x))
+                yield self.pick(call_net(self.net, clone_batch(x)))
+
+
+class ShardedDraws(PassDraws):
+    """Passes of a model itself, because one whose tensors are sharded cannot be copied.
+
+    Args:
+        source: the model, or the objective that contains it. If it has a method `outputs`, that is
+            called instead of the model.
+        net: the model.
+        pick: as for `LoopDraws`.
+        noise: whether its noise is on.
+    """
+
+    description = "passes of the model itself, because its tensors are sharded over processes"
+
+    def __init__(self, source: nn.Module, net: nn.Module, pick: Pick, noise: bool) -> None:
+        self.net, self.pick, self.noise = net, pick, noise
+        has_method = hasattr(source, "outputs")
+        self.run = forward_method(source, "outputs") if has_method else partial(call_net, net)
+
+    def passes(self, x: Batch, samples: int) -> Iterator[Tensor]:
+        noise = sampling(self.net, self.noise)
+        with evaluating(self.net), noise, use_call_generator(self.net):
+            for _ in range(samples if self.noise else 1):
+                yield self.pick(self.run(clone_batch(x)))
 
 
 class FunctionDraws(PassDraws):
     """Whole functions: draw k has the same weights and masks for all examples of all batches."""
 
+    description = "whole functions, one set of weights per draw"
+
     def __init__(self, net: nn.Module, pick: Pick) -> None:
         self.net, self.pick = net, pick
         self._thread = threading.local()  # drawing a function writes into the sampler's tensors
-
-    def describe(self, x: Batch) -> str:
-        return "whole functions, one set of weights per draw"
 
     def passes(self, x: Batch, samples: int) -> Iterator[Tensor]:
         if not hasattr(self._thread, "sampler"):
             self._thread.sampler = FunctionSampler(self.net)
         sampler = self._thread.sampler
-        values = sampler.prepare(x)
+        shared = sampler.prepare(x)
         for seed in function_seeds(noise_source().seed or 0, samples):
             with draw_from(GeneratorNoise(seed)), use_call_generator(sampler.net):
                 sampler.redraw()
-                output = self.pick(sampler(values))
-            yield output
+                outputs = self.pick(sampler(shared))
+            yield outputs
 
 
 class MemberDraws(PassDraws):
@@ -174,9 +146,7 @@ class MemberDraws(PassDraws):
         each: int = 1,
     ) -> None:
         self.members, self.pick, self.each = members, pick, each
-
-    def describe(self, x: Batch) -> str:
-        return f"{len(self.members)} members"
+        self.description = f"{len(members)} members"
 
     def passes(self, x: Batch, samples: int) -> Iterator[Tensor]:
         for member in self.members:
@@ -184,3 +154,6 @@ class MemberDraws(PassDraws):
                 yield from repeat(self.pick(call_net(member, clone_batch(x))), self.each)
             else:
                 yield from chain.from_iterable(member(x).draws(x, self.each))
+
+
+DrawStrategy = PassDraws | RowDraws | MomentDraws

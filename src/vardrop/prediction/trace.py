@@ -123,24 +123,9 @@ class _ValueProxy(fx.Proxy):
         """One or all of the sizes."""
         return self.shape if dim is None else self.shape[dim]
 
-    def dim(self) -> int:
-        """Number of axes."""
-        return int(self.value.dim())
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return self.dim()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the elements."""
-        return self.value.dtype  # type: ignore[no-any-return]
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensor is."""
-        return self.value.device  # type: ignore[no-any-return]
+    def __getattr__(self, name: str) -> Any:
+        is_constant = name in ("dim", "ndim", "dtype", "device")
+        return getattr(self.value, name) if is_constant else super().__getattr__(name)
 
     def __bool__(self) -> bool:
         raise NotTraceableError(BRANCHES)
@@ -192,10 +177,8 @@ def fold_batchnorm(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
     """
     calls = [str(n.target) for n in graph.nodes if n.op == "call_module"]
     for node in list(graph.nodes):
-        norm = modules.get(str(node.target)) if node.op == "call_module" else None
-        if not isinstance(norm, _BATCHNORMS) or type(norm) not in _BATCHNORMS:
-            continue
-        if norm.running_mean is None or norm.running_var is None:
+        norm: Any = modules.get(str(node.target)) if node.op == "call_module" else None
+        if type(norm) not in _BATCHNORMS or norm.running_mean is None:
             continue
         before = node.args[0]
         layer = modules.get(str(before.target)) if before.op == "call_module" else None

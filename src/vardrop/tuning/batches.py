@@ -37,13 +37,10 @@ class BatchSource:
         world: the processes that share each batch.
     """
 
+    steps: int | None  # per epoch, or None if their number is not known yet
+
     def __init__(self, source: Any, device: torch.device, world: World = ALONE) -> None:
         self.source, self.device, self.world = source, device, world
-
-    @property
-    def steps(self) -> int | None:
-        """The number of steps per epoch, or None if it is not known yet."""
-        raise NotImplementedError
 
     def read(self, generator: torch.Generator, position: int) -> Iterable[object]:
         """The complete batches of an epoch from a position on, in the order of the generator."""
@@ -81,12 +78,9 @@ class TensorBatches(BatchSource):
         super().__init__([t for t in tensors if t is not None], device, world)
         check_batch(self.source, "the data")
         check_integer("batch_size", batch_size)
-        self.batch_size, self.drop_last = batch_size, drop_last
-
-    @property
-    def steps(self) -> int:
-        complete, rest = divmod(len(self.source[0]), self.batch_size)
-        return complete if self.drop_last else complete + (rest > 0)
+        self.batch_size = batch_size
+        complete, rest = divmod(len(self.source[0]), batch_size)
+        self.steps = complete if drop_last else complete + (rest > 0)
 
     def read(self, generator: torch.Generator, position: int) -> Iterable[object]:
         order = torch.randperm(len(self.source[0]), generator=generator)
@@ -108,14 +102,10 @@ class StreamBatches(BatchSource):
     ) -> None:
         super().__init__(source, device, world)
         check_rereadable(name, source)
-        self._steps_read: int | None = None
-
-    @property
-    def steps(self) -> int | None:
         try:
-            return len(self.source)
+            self.steps = len(source)
         except TypeError:
-            return self._steps_read
+            self.steps = None
 
     def read(self, generator: torch.Generator, position: int) -> Iterable[object]:
         seed, step = int(torch.randint(_SEEDS, (), generator=generator)), 0
@@ -123,7 +113,16 @@ class StreamBatches(BatchSource):
             stream_generator = getattr(owner, "generator", None)
             if isinstance(stream_generator, torch.Generator):
                 stream_generator.manual_seed(seed)
-        for step, batch in enumerate(_isolate_rng(self.source, seed), 1):
+        state, iterator = torch.Generator().manual_seed(seed).get_state(), None
+        while True:
+            with preserve_rng():  # the stream has a separate state of torch's generator
+                torch.set_rng_state(state)
+                iterator = iter(self.source) if iterator is None else iterator
+                batch = next(iterator, _END)
+                state = torch.get_rng_state()
+            if batch is _END:
+                break
+            step += 1
             if step > position:
                 yield batch
         if step < (least := max(position, 1)):
@@ -131,21 +130,7 @@ class StreamBatches(BatchSource):
                 f"Expected at least {least} batches from {type(self.source).__name__}, but got "
                 f"{step}. It must give the same batches in every epoch."
             )
-        self._steps_read = step
-
-
-def _isolate_rng(source: Iterable[object], seed: int) -> Iterator[object]:
-    """Read an iterable with a separate state of torch's generator."""
-    state, iterator = torch.Generator().manual_seed(seed).get_state(), None
-    while True:
-        with preserve_rng():
-            torch.set_rng_state(state)
-            iterator = iter(source) if iterator is None else iterator
-            batch = next(iterator, _END)
-            state = torch.get_rng_state()
-        if batch is _END:
-            return
-        yield batch
+        self.steps = step if self.steps is None else self.steps
 
 
 def check_rereadable(name: str, data: object) -> None:

@@ -35,7 +35,7 @@ def reestimate_batchnorm(net: nn.Module, data: Iterable[object]) -> nn.Module:
     """
     check_net(net)
     check_type("data", data, Iterable, "batches of inputs")
-    twin, batches = copy.deepcopy(net).eval(), 0
+    twin = copy.deepcopy(net).eval()
     modules = named_modules_of(twin, nn.modules.batchnorm._BatchNorm)
     norms = {name: norm for name, norm in modules.items() if norm.track_running_stats}
     if not norms:
@@ -46,10 +46,11 @@ def reestimate_batchnorm(net: nn.Module, data: Iterable[object]) -> nn.Module:
         norm.reset_running_stats()
         norm.momentum = None  # a plain average
         norm.train()
+    batch = None
     with report_arguments("data"):
-        for batches, batch in enumerate(data, 1):  # noqa: B007
+        for batch in data:
             twin(batch[0] if isinstance(batch, list | tuple) else batch)
-    if batches == 0:
+    if batch is None:
         raise VardropError("Expected `data` to give batches of inputs, but got none.")
     for name, norm in norms.items():
         if not all(bool(b.isfinite().all()) for b in norm.buffers()):

@@ -87,10 +87,9 @@ class NoiseCheck(Callback):
 
     def on_epoch_end(self, at: Position) -> None:
         is_long = at.epoch >= self.epochs and self.steps >= _STEPS
-        if not (is_long and self.start and self.elbo.beta > 0):
-            return
-        move = max(float((_sample_entries(p) - old).abs().mean()) for p, old in self.start)
-        if move < _MOVE:
+        moves = [float((_sample_entries(p) - old).abs().mean()) for p, old in self.start]
+        move = max(moves, default=_MOVE)
+        if is_long and self.elbo.beta > 0 and move < _MOVE:
             warnings.warn(
                 f"The noise has hardly moved in {self.steps} steps: the noise parameters changed "
                 f"by at most {move:.2g} on average. The result is the model without learned noise. "

@@ -18,7 +18,7 @@ from vardrop._core.calls import (
 )
 from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import VardropError, report_arguments
-from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
+from vardrop.likelihoods import Likelihood, Objective, TeacherOutput, resolve_likelihood
 from vardrop.prediction import predict
 from vardrop.tuning.minimize import Position, ShowProgress, minimize
 
@@ -92,7 +92,8 @@ def distil(
                 f"Expected the output of `student` to have shape {tuple(expected)}, but got "
                 f"{tuple(logits.shape)}."
             )
-        return target.likelihood.distillation_loss(logits, target.taught, temperature)
+        teacher = TeacherOutput(target.mean, target.std, target.mean_log_probs)
+        return target.likelihood.distillation_loss(logits, teacher, temperature)
 
     with ShowProgress("distil", progress=progress) as line:
         minimize(

@@ -175,17 +175,15 @@ def _train_and_compare(
     elbo: ELBO, train: Callable[[], None], validation: Sequence[tuple[Batch, Tensor]], samples: int
 ) -> None:
     """Train and calibrate, and make the model plain again if that is not better on `validation`."""
-    before = copy.deepcopy(elbo)
+    before, has_plain_form = copy.deepcopy(elbo), True
     try:
         revert(before.net)
-    except VardropError:  # the model has no plain form
-        _calibrate(before, validation, 1)  # targets that do not fit raise before the training
-        plain_likelihood, nll = None, math.inf
-    else:
-        plain_likelihood, nll = _calibrate(before, validation, 1)
+    except VardropError:
+        has_plain_form = False
+    plain_likelihood, nll = _calibrate(before, validation, 1)  # checks the targets, too
     train()
     elbo.likelihood, noisy_nll = _calibrate(elbo, validation, samples)
-    if plain_likelihood is not None and noisy_nll >= nll:
+    if has_plain_form and noisy_nll >= nll:
         warnings.warn(
             f"The NLL on `validation` is {noisy_nll:.4f} with noise and {nll:.4f} without, so "
             "the model is plain again, as before the training, with a fitted temperature. "
@@ -234,16 +232,14 @@ def _limit_validation(
     if _DRAWS * total <= trained // 2:
         return batches, _DRAWS
     count = min(total, max(_LEAST_EXAMPLES, trained // 2 // _FEW_DRAWS))
-    indices, start, limited = torch.arange(count) * total // count, 0, []
-    for batch in batches:
-        stop = start + len(batch[1])
-        limited.append(_take(batch, indices[(indices >= start) & (indices < stop)] - start))
-        start = stop
-    return [batch for batch in limited if len(batch[1])], _FEW_DRAWS
+    selected = torch.zeros(total, dtype=torch.bool)
+    selected[torch.arange(count) * total // count] = True
+    masks = selected.split([len(y) for _, y in batches])
 
+    def select(batch: tuple[Batch, Tensor], mask: Tensor) -> tuple[Batch, Tensor]:
+        return map_tensors(lambda t: t[mask.to(t.device)] if t.dim() else t, batch)
 
-def _take(batch: tuple[Batch, Tensor], rows: Tensor) -> tuple[Batch, Tensor]:
-    return map_tensors(lambda t: t[rows.to(t.device)] if t.dim() else t, batch)
+    return [b for b in map(select, batches, masks) if len(b[1])], _FEW_DRAWS
 
 
 def _fine_tune_plain(
@@ -271,11 +267,7 @@ def _fine_tune_plain(
     masks = [p.register_hook(partial(torch.mul, p.detach() != 0)) for p in weights]
     with hooks(*masks), ShowProgress("fine_tune", progress=progress) as line:
         minimize(
-            compute,
-            lambda at: map(_check_pair, data),
-            optimizer,
-            epochs=epochs,
-            callbacks=[line],
+            compute, lambda at: map(_check_pair, data), optimizer, epochs=epochs, callbacks=[line]
         )
     return net
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -152,10 +151,8 @@ def minimize(
 
 def find_nonfinite(module: nn.Module) -> str | None:
     """The name of the first parameter or buffer that is not finite."""
-    for name, tensor in module.state_dict().items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            return name
-    return None
+    tensors = [(n, t) for n, t in module.state_dict().items() if t.is_floating_point()]
+    return next((name for name, t in tensors if not bool(t.isfinite().all())), None)
 
 
 @torch.no_grad()
@@ -166,19 +163,19 @@ def explain_nonfinite(elbo: ELBO, x: Batch, y: Tensor) -> str:
             return f"the {name} of the batch"
     if (parameter := find_nonfinite(elbo)) is not None:
         return f"parameter '{parameter}'"
+    names = {module: name or "(net)" for name, module in elbo.net.named_modules()}
     layers: list[str] = []
 
-    def check(name: str, module: nn.Module, inputs: object, output: object) -> None:
+    def check(module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(output, Tensor) and not bool(output.isfinite().all()):
-            layers.append(name or "(net)")
+            layers.append(names[module])
 
-    modules = dict(elbo.net.named_modules())
-    handles = [m.register_forward_hook(partial(check, name)) for name, m in modules.items()]
+    handles = [module.register_forward_hook(check) for module in names]
     with hooks(*handles), preserve_rng(tensors_in(x)[0].device):
         call_net(elbo.net, clone_batch(x))
     if layers:
         return f"the output of layer '{layers[0]}'"
-    for name, module in modules.items():
+    for module, name in names.items():
         kl = module.kl() if isinstance(module, Noisy) else None
         if kl is not None and not bool(kl.isfinite()):
             return f"the KL of layer '{name}'"

@@ -73,12 +73,8 @@ class StackedTraining(Callback):
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self.counts = [len(x) for x, *_ in data]
         self.tensors = [torch.cat(part) for part in zip(*data, strict=True) if part[0] is not None]
+        self.steps = -(-min(self.counts) // batch_size)  # per epoch
         self._generator = torch.Generator().manual_seed(seed)
-
-    @property
-    def steps(self) -> int:
-        """Steps per epoch."""
-        return -(-min(self.counts) // self.batch_size)
 
     def run(self, *callbacks: Callback) -> None:
         """Train to the last epoch."""

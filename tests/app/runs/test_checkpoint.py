@@ -25,9 +25,9 @@ from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.tuning import Loop, NotFiniteError, Position
 
 
-def loop(epochs=3):
+def loop(epochs=3, batch_size=16):
     elbo = objective()
-    return Loop(elbo, adam(elbo), *data(), epochs, batch_size=16)
+    return Loop(elbo, adam(elbo), *data(), epochs, batch_size)
 
 
 def timeless(directory):
@@ -238,8 +238,7 @@ def test_another_batch_size_begins_the_epoch_anew(tmp_path):
     first = loop(epochs=2)
     list(first.run(After(lambda at: at.step == 2)))
     Recorder(tmp_path).save(first)
-    same, other = loop(epochs=2), loop(epochs=2)
-    other.batch_size = other.source.batch_size = 5
+    same, other = loop(epochs=2), loop(epochs=2, batch_size=5)
     for again in (same, other):
         Recorder(tmp_path).resume(again)
     assert (same.epoch, same.position, other.epoch, other.position) == (0, 2, 0, 0)
