@@ -112,3 +112,11 @@ def test_held_noise_is_refused_in_an_exported_graph():
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
     f, x = vd.draw(net, seed=0), torch.randn(3, 4)
     assert_refused("the graph would draw its noise again", torch.export.export, f, (x,))
+
+
+def test_a_drawn_function_leaves_the_means_of_a_variance_layer_fixed():
+    net = vd.convert(nn.Sequential(nn.Linear(3, 2)), vd.variance_layer())
+    before = {name: p.requires_grad for name, p in net.named_parameters()}
+    f = vd.draw(net, seed=0)
+    assert {name: p.requires_grad for name, p in net.named_parameters()} == before
+    assert float(f[0].weight.detach().abs().min()) > 0

@@ -216,6 +216,7 @@ class NoisyLayers(ConversionRule):
 
     def change(self, module: nn.Module, noise: Ties) -> None:
         r = self.recipe
+        assert r.estimator is not None  # `layer_rule` chooses it
         module.__class__ = NOISY_TYPES[type(module)]
         cast(Variational, module).add_noise(
             r.posterior, r.prior, r.estimator, r.gate, r.noisy_bias, tied=noise

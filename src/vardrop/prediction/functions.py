@@ -145,13 +145,14 @@ class FunctionSampler:
         for name, part in source.sublayers().items():
             self._fix_layer(part, cast(Variational, layer.get_submodule(name)))
         gate, layer.gate = layer.gate, None
-        layer.make_plain()
-        names = (*layer.weight_axes, *layer.bias_names)
-        buffers = {n: b for n, b in layer.named_buffers(recurse=False) if n in names}  # if frozen
-        for name, mean in {**dict(layer.named_parameters(recurse=False)), **buffers}.items():
+        means = {n: getattr(layer, n, None) for n in (*layer.weight_axes, *layer.bias_names)}
+        for name, mean in means.items():  # before `make_plain`, which frees the means it finds
+            if not isinstance(mean, Tensor):
+                continue
             layout = torch.channels_last if mean.dim() == 4 else torch.preserve_format
             copied = nn.Parameter(mean.detach().clone(memory_format=layout), requires_grad=False)
             setattr(layer, name, self._weights.setdefault(id(mean), copied))  # one if tied
+        layer.make_plain()
         plain = plain_types().get(type(layer))
         if gate is None and plain is not None:
             layer.__class__ = plain  # type: ignore[assignment]

@@ -353,12 +353,12 @@ class MomentDraws:
     """
 
     def __init__(self, net: nn.Module, pick: Pick, memory: int) -> None:
-        for name, module in named_modules_of(net, Variational).items():
-            draws_weights = module.estimator.whole_weights_per is not None
-            kernel = isinstance(module, Conv1d | Conv2d | Conv3d) and module.posterior is not None
+        for name, layer in named_modules_of(net, Variational).items():
+            draws_weights = layer.estimator.whole_weights_per is not None
+            kernel = isinstance(layer, Conv1d | Conv2d | Conv3d) and layer.posterior is not None
             if kernel and draws_weights:
                 raise VardropError(
-                    f"Moment propagation is not supported for {module.estimator!r} (module "
+                    f"Moment propagation is not supported for {layer.estimator!r} (module "
                     f"'{name}'), because its noise is shared by the positions of an example. "
                     "Convert with estimator=vardrop.local_reparameterization, or use "
                     'mode="sample".'

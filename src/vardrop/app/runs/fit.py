@@ -18,8 +18,8 @@ from torch import nn
 from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.rng import preserve_rng
-from vardrop.app.data.preprocessing import Task, label
-from vardrop.app.data.splits import About, Roles, with_class_weight
+from vardrop.app.data.preprocessing import Roles, Task, label
+from vardrop.app.data.splits import About, with_class_weight
 from vardrop.app.data.tables import describe, is_table
 from vardrop.app.runs.config import Config, Data, free_directory, new_directory, working
 from vardrop.app.runs.distributed import join_processes
