@@ -99,7 +99,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "prior alone": (lambda: vd.Recipe(prior=vd.Normal()), "`posterior`, `gate`, .* to be given"),
     "posterior as prior": (lambda: additive(prior=vd.AdditiveGaussian()), "`prior` to be a Prior"),
     "noisy_bias": (lambda: additive(noisy_bias="yes"), "`noisy_bias` to be True or False"),
-    "estimator of a gate": (lambda: vd.Recipe(gate=vd.BetaBernoulli(), estimator=None), "`estimator` to be a"),
+    "estimator of a gate": (lambda: vd.Recipe(gate=vd.BetaBernoulli(), estimator="x"), "`estimator` to be a"),
     "layer posterior": (lambda: vd.Linear(4, 3, posterior="x"), "`posterior` to be a Posterior"),
     "layer prior": (lambda: vd.Conv2d(1, 2, 3, posterior=vd.Normal()), "`posterior` to be a Posterior or None"),
     "layer gate": (lambda: vd.Linear(4, 3, gate=True), "`gate` to be a FeatureNoise"),

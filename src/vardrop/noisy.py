@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from vardrop._core.checks import check_net, check_type
 from vardrop._core.encoder import update_encoder_fastpath
 from vardrop._core.errors import VardropError
-from vardrop._core.kl_warning import count_pass
 from vardrop._core.sharding import is_sharded, local_part, sum_over_shards
-from vardrop._core.torch_private import in_transform
 from vardrop.divergence import kl_divergence, shared_in_step
 from vardrop.functional import gaussian_output
 from vardrop.posteriors import Axes, Posterior, Tensors
@@ -229,13 +227,7 @@ class Noisy(nn.Module):
         """Modules with equal keys share all of their tensors."""
         return id(self)
 
-    def warn_if_kl_unused(self) -> None:
-        """Count a noisy pass, and warn if parameters are trained without the KL."""
-        traced = torch.compiler.is_compiling() or in_transform()
-        if self.training and torch.is_grad_enabled() and not traced:
-            count_pass(self, self._owes_kl)
-
-    def _owes_kl(self) -> bool:
+    def owes_kl(self) -> bool:
         """Whether this module has a KL that training should use."""
         return True
 

@@ -186,7 +186,9 @@ def slice_batch(x: _Structure, start: int, stop: int) -> _Structure:
 
 def map_tensors(function: Callable[[Tensor], Any], x: _Structure) -> _Structure:
     """Apply a function to each tensor of a batch. One tensor needs no walk over a structure."""
-    return function(x) if isinstance(x, Tensor) else tree_map_only(Tensor, function, x)
+    if isinstance(x, Tensor):
+        return function(x)
+    return tree_map_only(Tensor, function, dict(x) if isinstance(x, Mapping) else x)
 
 
 def clone_batch(x: _Structure) -> _Structure:

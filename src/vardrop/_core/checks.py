@@ -132,9 +132,9 @@ def check_tensor(name: str, value: object, remedy: str = "") -> None:
     >>> import torch
     >>> check_tensor("x", torch.zeros(2))
     """
-    check_type(
-        name, value, Tensor, "a tensor", remedy or f"Convert it with torch.as_tensor({name})."
-    )
+    if not isinstance(value, Tensor):
+        advice = remedy or f"Convert it with torch.as_tensor({name})."
+        check_type(name, value, Tensor, "a tensor", advice)
 
 
 def check_shape(name: str, value: Tensor, expected: torch.Size, reference: str) -> None:

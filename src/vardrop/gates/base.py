@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vardrop._core.checks import check_choice, check_integer, check_type
 from vardrop._core.errors import VardropError
+from vardrop._core.kl_warning import count_pass
 from vardrop._core.sharding import full_tensor
 from vardrop._core.values import Value
 from vardrop.functional import to_float32_or_wider
@@ -234,7 +235,7 @@ class Gate(Noisy):
         if self.training:
             self.noise.observe(x, self.axis, {name: getattr(self, name) for name in self._names})
         if self.is_sampling:
-            self.warn_if_kl_unused()
+            count_pass(self)
             return x * self.noise.multiplier(x, self.axis, self.tensors)
         mean = self.noise.mean(x, self.axis, self.tensors)
         return x if mean is None else x * mean
@@ -267,7 +268,7 @@ class Gate(Noisy):
         tensors = {n: select(t) if t.shape == (self.units,) else t for n, t in self.tensors.items()}
         return self.noise.weight_kl(to_float32_or_wider(weight), tensors)
 
-    def _owes_kl(self) -> bool:
+    def owes_kl(self) -> bool:
         with torch.no_grad():
             return self.kl() is not None
 

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call_net, clone_batch, plain_batch, tensors_in
+from vardrop._core.calls import call_net, clone_batch, tensors_in
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
@@ -172,7 +172,7 @@ def _rehearse(
             module.register_forward_hook(lambda *_: entered.pop() and None)
     try:
         with torch.no_grad(), draw_from(GeneratorNoise(0)), _Rehearsal(answer, net):
-            return call_net(twin, clone_batch(plain_batch(x)))
+            return call_net(twin, clone_batch(x))
     except Exception as error:
         error.add_note(
             "vardrop ran the code of custom classes in training mode, to look for dropout in it. "

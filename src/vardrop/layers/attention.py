@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -11,12 +11,14 @@ from torch.nn import functional
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from vardrop._core.errors import VardropError
+from vardrop._core.kl_warning import count_pass
 from vardrop._core.torch_private import in_transform
 from vardrop.estimators import AffineMap, Estimator, ExplicitNoise, local_reparameterization
 from vardrop.functional.noise import linear
 from vardrop.gates import FeatureNoise, Gate
 from vardrop.layers.base import Ties, Variational
 from vardrop.layers.dense import Linear
+from vardrop.noisy import KLTerms
 from vardrop.posteriors import Axes, Posterior
 from vardrop.priors import Prior
 
@@ -185,6 +187,13 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
     def sublayers(self) -> dict[str, Variational]:
         return {"out_proj": self.out_proj} if isinstance(self.out_proj, Projection) else {}
 
+    def kl_terms(self, value: bool = True, counted: Container[Hashable] = ()) -> KLTerms:
+        """The terms of the KL of the inner products too."""
+        terms = super().kl_terms(value, counted)
+        for layer in self.sublayers().values():
+            terms |= layer.kl_terms(value, counted)
+        return terms
+
     def _reset_means(self) -> None:
         self.out_proj.reset_parameters()
         self._reset_parameters()
@@ -245,7 +254,7 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
             stops = [3] if query is key else [1, 3]
         draws = self.posterior is not None and (self.is_sampling or noise is not None)
         if draws and self.prior is not None:
-            self.warn_if_kl_unused()
+            count_pass(self)
         views = self.noisy_tensors() if draws else {}
         projected: list[Tensor] = []
         for i, stop in enumerate(stops):

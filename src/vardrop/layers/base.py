@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError
+from vardrop._core.kl_warning import count_pass
 from vardrop._core.torch_private import own_parameters
 from vardrop.estimators import (
     AffineMap,
@@ -374,7 +375,7 @@ class Variational(Noisy):
         if self.posterior is None or not (self.is_sampling or noise is not None):
             return op(*inputs, getattr(self, weight), getattr(self, bias, None))
         if self.prior is not None:
-            self.warn_if_kl_unused()
+            count_pass(self)
         return self.estimator(self.affine(op, weight, bias), inputs, noise)
 
     def product_with_gate(self, op: Op, x: Tensor, noise: ExplicitNoise | None) -> Tensor:
@@ -416,8 +417,6 @@ class Variational(Noisy):
             if self.gate.noise.counts_weights:
                 units = {key: torch.zeros_like(term) for key, term in units.items()}
             terms |= units
-        for layer in self.sublayers().values():
-            terms |= layer.kl_terms(value, counted)
         return terms
 
     def _key(self, name: str, tensor: NoisyTensor | None = None) -> tuple[int, ...]:

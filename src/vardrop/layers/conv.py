@@ -23,7 +23,7 @@ class _Conv(Affine):
     sizes: ClassVar[tuple[str, str]] = ("in_channels", "out_channels")
 
     @property
-    def op(self) -> Callable[..., Tensor]:
+    def op(self) -> Callable[..., Tensor]:  # type: ignore[override]
         if self.padding_mode != "zeros" or isinstance(self.padding, str):
             return self._conv_forward  # type: ignore[return-value]
         return Convolution(

@@ -30,9 +30,7 @@ class Affine(Variational):
 
     axes: ClassVar[Axes] = Axes(input=(1,), output=(0,))
 
-    @property
-    def op(self) -> Callable[..., Tensor]:
-        return linear
+    op: Callable[..., Tensor] = staticmethod(linear)  # type: ignore[assignment]
 
     def forward(self, input: Tensor, noise: ExplicitNoise | None = None) -> Tensor:
         """Return a draw while sampling or for given noise, else the output of the torch layer."""

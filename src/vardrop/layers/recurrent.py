@@ -26,6 +26,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from vardrop._core.errors import VardropError
+from vardrop._core.kl_warning import count_pass
 from vardrop._core.torch_private import own_parameters, set_parameters
 from vardrop.gates import FeatureNoise, Gate
 from vardrop.layers.base import Variational
@@ -207,7 +208,7 @@ class _Recurrent(Variational):
         weights: dict[str, Tensor] = {}
         if self.posterior is not None and (self.is_sampling or noise is not None):
             if self.prior is not None:
-                self.warn_if_kl_unused()
+                count_pass(self)
             for name, tensor in self.noisy_tensors().items():
                 draw = tensor.draw() if noise is None else noise[name]
                 weights[name] = tensor.with_shared_variance(self.training).sample(draw)

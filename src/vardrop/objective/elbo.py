@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call_net, check_named, clone_batch, output_tensor, plain_batch
+from vardrop._core.calls import call_net, check_named, clone_batch, output_tensor
 from vardrop._core.checks import (
     LARGEST_WEIGHT,
     check_integer,
@@ -178,7 +178,7 @@ class ELBO(nn.Module):
         Returns:
             The output.
         """
-        returned = call_net(self.net, clone_batch(plain_batch(x)))
+        returned = call_net(self.net, clone_batch(x))
         return returned if self.output is None else self.output(returned)
 
     def with_cached_kl(self, parts: Callable[..., ELBOParts], x: Any, y: Any) -> ELBOParts:
@@ -240,7 +240,7 @@ class ELBO(nn.Module):
         """The loss without the KL, and the NLL, for one draw. A head has more parts."""
         traced = torch.compiler.is_compiling() or in_transform()
         if self.batched and isinstance(x, Mapping) and not traced:  # a check would break the graph
-            check_named(plain_batch(x))
+            check_named(x)
         if head is not None:
             if y.dim() > 1 and getattr(self.likelihood, "class_axis", None) != -1:
                 raise VardropError(
@@ -248,7 +248,7 @@ class ELBO(nn.Module):
                     f"positions (targets of shape {tuple(y.shape)}), whose classes are last, but "
                     f"got {self.likelihood!r}."
                 )
-            return head.loss_in(self.net, clone_batch(plain_batch(x)), y)
+            return head.loss_in(self.net, clone_batch(x), y)
         output = self.outputs(x)
         picked = isinstance(output, Tensor) or self.output is not None
         if not picked and isinstance(self.likelihood, Likelihood):
@@ -317,23 +317,9 @@ def check_batch(likelihood: Any, output: Any, y: Any) -> None:
             f"Expected a batch of at least one example, but got an output of shape "
             f"{tuple(output.shape)}. Leave out empty batches: their mean is not defined."
         )
-    if isinstance(likelihood, Categorical):
-        _check_classes(likelihood, output, y)
+    if isinstance(likelihood, Bernoulli):
+        _check_probabilities(output, y)
         return
-    if y.shape != output.shape:
-        raise VardropError(
-            f"Expected `y` to have the shape {tuple(output.shape)} of the output, but got "
-            f"{tuple(y.shape)}. Reshape the target."
-        )
-    low, high = _range(y)
-    if not (low >= 0 and high <= 1):
-        raise VardropError(
-            f"Expected `y` to be between 0 and 1, but got {low:g}..{high:g}. "
-            "It is the probability of a one. Use Gaussian() for other numbers."
-        )
-
-
-def _check_classes(likelihood: Categorical, output: Tensor, y: Tensor) -> None:
     if y.is_floating_point() and y.shape == output.shape:
         return  # probabilities of the classes
     axis = likelihood.class_axis if output.dim() > 1 else 0
@@ -351,11 +337,26 @@ def _check_classes(likelihood: Categorical, output: Tensor, y: Tensor) -> None:
             likelihood.check_valid(y)
         low, high = _range(valid)
     classes = output.shape[axis]
-    likelihood.check_outcomes(output.shape)
+    if classes < 2:
+        likelihood.check_outcomes(output.shape)
     if low < 0 or high >= classes:
         raise VardropError(
             f"Expected `y` to be in 0..{classes - 1}, but got {low:g}..{high:g}. "
             "Count classes from 0, and use a net with one output per class."
+        )
+
+
+def _check_probabilities(output: Tensor, y: Tensor) -> None:
+    if y.shape != output.shape:
+        raise VardropError(
+            f"Expected `y` to have the shape {tuple(output.shape)} of the output, but got "
+            f"{tuple(y.shape)}. Reshape the target."
+        )
+    low, high = _range(y)
+    if not (low >= 0 and high <= 1):
+        raise VardropError(
+            f"Expected `y` to be between 0 and 1, but got {low:g}..{high:g}. "
+            "It is the probability of a one. Use Gaussian() for other numbers."
         )
 
 

@@ -19,7 +19,6 @@ from vardrop._core.calls import (
     clone_batch,
     labelled_batches,
     output_tensor,
-    plain_batch,
 )
 from vardrop._core.checks import check_integer
 from vardrop._core.errors import VardropError, report_arguments
@@ -133,6 +132,6 @@ def _curvature(
 
 def call_with_tensors(net: nn.Module, tensors: dict[str, Tensor], x: Batch) -> Any:
     """Call a model with other tensors in place of its parameters; returns its `logits`, if any."""
-    args, kwargs = call_arguments(net, clone_batch(plain_batch(x)))
+    args, kwargs = call_arguments(net, clone_batch(x))
     output = functional_call(net, tensors, args, kwargs)
     return output_tensor(output) if hasattr(output, "logits") else output

@@ -21,7 +21,6 @@ from vardrop._core.calls import (
     map_tensors,
     num_examples,
     output_tensor,
-    plain_batch,
     split_batch,
 )
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type
@@ -220,7 +219,7 @@ class Predictor(nn.Module):
             inputs = input_batches(device, x)
         else:
             one: Any = x
-            inputs = [map_tensors(lambda t: t.to(device or t.device), plain_batch(one))]
+            inputs = [map_tensors(lambda t: t.to(device or t.device), one)]
         with ProgressLine("predict", total, progress) as line:
             for batch in inputs:
                 yield self._predict_batch(batch, seed, noise, line)

@@ -259,7 +259,7 @@ def _fine_tune_plain(
         )
 
     def compute(batch: tuple[Batch, Tensor], at: Position) -> Tensor:
-        output = call_net(net, plain_batch(batch[0]))
+        output = call_net(net, batch[0])
         with report_arguments("loss", "data"):
             return loss(output, batch[1])
 
