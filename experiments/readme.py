@@ -19,7 +19,14 @@ from vardrop._core.files import write_atomically
 _TABLE = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _FIGURE = re.compile(r"\{([\w/-]+): ([^}]+)\}")
 _LEAST_SEEDS = 3
-PAGES = ("README.md", "docs/index.md", "docs/choose.md", "docs/predict.md", "docs/slim.md")
+PAGES = (
+    "README.md",
+    "docs/index.md",
+    "docs/calibrate.md",
+    "docs/choose.md",
+    "docs/predict.md",
+    "docs/slim.md",
+)
 
 
 def write_tables(root: Path, table: Sequence[Mapping[str, Any]]) -> None:
@@ -56,14 +63,18 @@ def fill_tables(text: str, descriptions: Path, table: Sequence[Mapping[str, Any]
 
     def fill(match: re.Match[str]) -> str:
         begin, name, end = match.groups()
-        columns = described[name]["columns"]
-        lines = [columns, ["---", *["--:"] * (len(columns) - 1)]]
+        columns, lines, sources = described[name]["columns"], [], []
         for cells in described[name]["rows"]:
             needed = {experiment for cell in cells for experiment, _ in _FIGURE.findall(cell)}
             if all(results[experiment] is not None for experiment in needed):
-                files = ", ".join(f"`results/{experiment}.json`" for experiment in sorted(needed))
-                lines.append([*(_FIGURE.sub(figure, cell) for cell in cells), files])
-        lines[0], lines[1] = [*columns, "file"], [*lines[1], "---"]
-        return begin + "".join(f"| {' | '.join(line)} |\n" for line in lines) + end
+                sources.append(", ".join(f"`results/{e}.json`" for e in sorted(needed)))
+                lines.append([_FIGURE.sub(figure, cell) for cell in cells])
+        lines = [columns, ["---", *["--:"] * (len(columns) - 1)], *lines]
+        if len(set(sources)) == 1:
+            source = f"\nSource: {sources[0]}\n"
+        else:
+            lines = [[*line, s] for line, s in zip(lines, ["file", "---", *sources], strict=True)]
+            source = ""
+        return begin + "".join(f"| {' | '.join(line)} |\n" for line in lines) + source + end
 
     return _TABLE.sub(fill, text)
