@@ -96,11 +96,6 @@ class About:
         """How many category numbers the embedded inputs have, by place."""
         return {} if self.preprocessing is None else self.preprocessing.embeddings
 
-    @property
-    def outputs(self) -> int:
-        """The number of outputs of the model."""
-        return len(self.classes) if self.task == "classification" else 1
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset(About):

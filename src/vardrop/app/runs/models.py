@@ -113,11 +113,11 @@ def _lenet5(shape: Shape, outputs: int) -> nn.Sequential:
     return nn.Sequential(*features, nn.Linear(width, 500), nn.ReLU(), nn.Linear(500, outputs))
 
 
-NETS: dict[str, tuple[str, Callable[[Shape, int], nn.Sequential]]] = {
-    "mlp50": ("dense, two hidden layers of 50", lambda s, n: _dense(s, (50, 50, n))),
-    "mlp": ("dense, two hidden layers of 100", lambda s, n: _dense(s, (100, 100, n))),
-    "lenet300": ("dense, hidden layers of 300 and 100", lambda s, n: _dense(s, (300, 100, n))),
-    "lenet5": ("two convolutions and a hidden layer of 500; for images", _lenet5),
+NETS: dict[str, Callable[[Shape, int], nn.Sequential]] = {
+    "mlp50": lambda shape, outputs: _dense(shape, (50, 50, outputs)),
+    "mlp": lambda shape, outputs: _dense(shape, (100, 100, outputs)),
+    "lenet300": lambda shape, outputs: _dense(shape, (300, 100, outputs)),
+    "lenet5": _lenet5,
 }
 
 
@@ -160,7 +160,7 @@ def build_net(
         return nn.Sequential(first, *build_net(name, (first.features,), outputs))
     if name not in NETS:
         return _dense(shape, (*map(int, name.split("-")[1:]), outputs))
-    return NETS[name][1](shape, outputs)
+    return NETS[name](shape, outputs)
 
 
 def check_net_name(name: str) -> None:
@@ -175,7 +175,7 @@ def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
     if not config.own_net:
         about = config.about
         with preserve_rng(seed=config.settings.seed):
-            outputs = about.outputs * (2 if config.settings.heteroscedastic else 1)
+            outputs = (len(about.classes) or 1) * (2 if config.settings.heteroscedastic else 1)
             return build_net(config.net, about.shape, outputs, about.embeddings)
     if net is None:
         raise VardropError(f"The run has a custom model ({config.net}). Pass a fresh one as `net`.")

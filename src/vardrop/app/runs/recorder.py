@@ -173,10 +173,10 @@ class Recorder(Callback):
         """Set the loop, its model and its optimizer to the checkpoint."""
         path = self.directory / store.CHECKPOINT
         tensors, progress = read_checkpoint(self.directory)
-        load_module(loop.elbo, select_prefix("elbo", tensors), path)
+        load_module(loop.elbo, store.select_prefix("elbo.", tensors), path)
         with store.reading(path, "a checkpoint of this run"):
-            load_optimizer(loop.optimizer, select_prefix("optimizer", tensors))
-            loop.load_state(select_prefix("loop", tensors), progress)
+            load_optimizer(loop.optimizer, store.select_prefix("optimizer.", tensors))
+            loop.load_state(store.select_prefix("loop.", tensors), progress)
             self.best_beta, self.waited = progress["best_beta"], progress["waited"]
         self.best = math.inf if progress["best"] is None else progress["best"]
         if loop.world.first:
@@ -201,12 +201,6 @@ def read_checkpoint(directory: Path) -> tuple[dict[str, Tensor], store.Record]:
 
 def _to_line(record: store.Record) -> bytes:
     return (json.dumps(files.with_checksum(record), allow_nan=False) + "\n").encode()
-
-
-def select_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names start with `prefix.`, without it."""
-    start = f"{prefix}."
-    return {k.removeprefix(start): t for k, t in tensors.items() if k.startswith(start)}
 
 
 def join_parts(parts: Mapping[Any, Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -66,8 +66,7 @@ class FitJob:
     @property
     def rows(self) -> Part:
         """The rows of the final training."""
-        data = self.data
-        return data.train.join(data.validation) if self.folded else data.train
+        return self.data.train.join(self.data.validation) if self.folded else self.data.train
 
     def pairs(self) -> Pairs:
         """Pairs of rows to train on and rows to score."""
