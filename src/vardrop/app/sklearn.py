@@ -129,8 +129,6 @@ class _Estimator(BaseEstimator):
                 return pandas.DataFrame({name: list(X[name]) for name in self.feature_names_in_})
         options = {"ensure_all_finite": "allow-nan", "ensure_min_samples": _FEWEST if reset else 1}
         checked = validate_data(self, X, reset=reset, **options)
-        if bool(np.isinf(checked).any()):
-            raise ValueError("Input X contains infinity or a value too large for its type.")
         names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(checked.shape[1])])
         return pandas.DataFrame(checked, columns=list(names))
 

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import LARGEST_WEIGHT, check_integer, check_type, suggest
+from vardrop._core.checks import (
+    LARGEST_WEIGHT,
+    check_choice,
+    check_integer,
+    check_type,
+    suggest,
+)
 from vardrop._core.errors import VardropError, import_optional
 from vardrop.app.data.images import Images, ImageSet, idx_set, load_cifar10
 from vardrop.app.data.inputs import KINDS, Table, Tensors, checksum, read_input
@@ -67,8 +73,7 @@ def register_dataset(name: str, load: Callable[[], Source]) -> None:
     """
     if not isinstance(name, str) or name in (*DATASETS, *_REGISTERED) or is_table(name):
         raise VardropError(f"Expected `name` to be a new name, but got {name!r}.")
-    if not callable(load):
-        raise VardropError(f"Expected `load` to be a function, but got {load!r}.")
+    check_type("load", load, Callable, "a function")
     _REGISTERED[name] = load
 
 
@@ -275,9 +280,7 @@ def load_out_of_distribution(
     """
     if len(shape) != 3:
         raise VardropError(f"Expected a model on images to compare with {name!r}, not {shape}.")
-    if name not in OUT_OF_DISTRIBUTION:
-        names, hint = ", ".join(OUT_OF_DISTRIBUTION), suggest(name, OUT_OF_DISTRIBUTION)
-        raise VardropError(f"Expected other data among {names}, but got {name!r}.{hint}")
+    check_choice("name", name, OUT_OF_DISTRIBUTION)
     if name == "photos":
         bunch = import_optional("sklearn.datasets").load_sample_images()
         x = torch.stack([torch.tensor(p) for p in bunch.images]).permute(0, 3, 1, 2).float() / 255

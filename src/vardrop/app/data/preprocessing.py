@@ -260,8 +260,8 @@ class Preprocessing:
         if self.task == "regression":
             numbers = to_numbers(cells, source)
             return ((numbers - self.target_mean) / self.target_std).float().unsqueeze(1)
-        index = {name: i for i, name in enumerate(self.classes)}
-        codes = torch.tensor([index.get(label(cell), -1) for cell in cells])
+        index = import_optional("pandas").Index(list(self.classes), dtype=object)
+        codes = torch.tensor(index.get_indexer([label(cell) for cell in cells]))
         wanted = f"the classes {list_names(self.classes)} in column '{self.target}' of {source}"
         check_cells(cells, (codes < 0).numpy(), wanted)
         return codes

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.checks import suggest
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, report_errors
 from vardrop._core.rng import preserve_rng
 from vardrop.app.data.splits import Kind
 from vardrop.app.runs.config import Config
@@ -198,11 +198,10 @@ def build_elbo(
     """
     if not config.own_net:
         stored = sum(t.numel() for t in tensors.values())
-        try:
-            with torch.device("meta"):
-                wanted = sum(p.numel() for p in fresh_net(config).parameters())
-        except (RuntimeError, TypeError, OverflowError) as wrong:  # sizes beyond any memory
-            raise VardropError(f"Expected {source} to hold a model, but got: {wrong}.") from wrong
+        # Errors are for sizes beyond any memory.
+        text = f"Expected {source} to hold a model, but got"
+        with report_errors(lambda e: f"{text}: {e}."), torch.device("meta"):
+            wanted = sum(p.numel() for p in fresh_net(config).parameters())
         if wanted > stored:
             numbers = f"the {wanted} numbers of the model {config.net}, but got {stored}"
             raise VardropError(f"Expected {source} to hold {numbers}. It is damaged.")

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vardrop._core import files
-from vardrop._core.errors import NotFiniteError, VardropError
+from vardrop._core.errors import NotFiniteError, report_errors
 from vardrop._core.sharding import is_sharded
 from vardrop.app import store
 from vardrop.app.runs.run_callbacks import RunCallback
@@ -235,8 +236,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor])
 
 def load_module(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     """Load the tensors of a module. If they do not fit, the error names the file."""
-    try:
+    text = f"Expected {path} to fit the model, but got"
+    with report_errors(lambda e: f"{text}: {shorten(str(e), 300)}. Pass the trained model."):
         module.load_state_dict(tensors)
-    except RuntimeError as misfit:
-        text = f"Expected {path} to fit the model, but got: {' '.join(str(misfit).split())[:300]}"
-        raise VardropError(f"{text}. Pass the trained model.") from misfit
