@@ -70,12 +70,10 @@ def _describe(error: BaseException) -> tuple[str, int]:
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         name = getattr(getattr(error, "param", None), "name", "")
-        hint = ""
-        if context is not None:
-            in_file = getattr(context.get_parameter_source(name), "name", "") == "DEFAULT_MAP"
-            hint = f" Try `{context.command_path} --help`."
-            if in_file:
-                hint = f" It is set in {context.params['config']}."
+        source = None if context is None else context.get_parameter_source(name)
+        hint = "" if context is None else f" Try `{context.command_path} --help`."
+        if getattr(source, "name", "") == "DEFAULT_MAP":
+            hint = f" It is set in {context.params['config']}."
         near = getattr(error, "possibilities", None)
         message = (error.message if near else error.format_message()).rstrip(".")
         meant = suggest(getattr(error, "option_name", ""), near or ())

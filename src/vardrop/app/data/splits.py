@@ -91,11 +91,6 @@ class About:
     rows: Mapping[str, str]
     preprocessing: Preprocessing | None = None
 
-    @property
-    def embeddings(self) -> dict[int, int]:
-        """How many category numbers the embedded inputs have, by place."""
-        return {} if self.preprocessing is None else self.preprocessing.embeddings
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset(About):

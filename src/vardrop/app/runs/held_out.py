@@ -186,24 +186,23 @@ def score_held_out(
     Args:
         held: predictions of held-out rows, and these rows.
         log_scale: log of the scale of the noise, or of the temperature.
-        unit: the standard deviation of the target.
+        unit: the standard deviation of the target, 1 for classes.
     """
     scaled = [(p.rescale(math.exp(log_scale)), part.y) for p, part in held]
     share = torch.cat([part.weights for _, part in held])
     share = share / share.mean()
     shares = torch.cat([part.shares for _, part in held])
-    rows = -torch.cat([p.log_prob(y).double() for p, y in scaled])
+    logs = torch.cat([p.log_prob(y).double() for p, y in scaled])
+    rows = (math.log(unit) - logs) * share
     if held[0][0].classifies:
         right = torch.cat([p.probs.argmax(1) == y for p, y in scaled])
         deviations = 1 - torch.cat([p.probs.gather(1, y[:, None]).flatten() for p, y in scaled])
-        rows = rows * share
-        scores = {"nll": float(rows.mean()), "accuracy": float((right * share).mean())}
-        return HeldOutScores(scores, rows, deviations, shares)
-    rows = (rows + math.log(unit)) * share
-    square = torch.cat([(y - p.mean).double().flatten(1).square().mean(1) for p, y in scaled])
-    scores = {"nll": float(rows.mean()), "rmse": unit * math.sqrt(float((square * share).mean()))}
-    deviations = torch.cat([((y - p.mean).abs() / p.std).flatten(1).amax(1) for p, y in scaled])
-    return HeldOutScores(scores, rows, deviations, shares)
+        score = {"accuracy": float((right * share).mean())}
+    else:
+        square = torch.cat([(y - p.mean).double().flatten(1).square().mean(1) for p, y in scaled])
+        deviations = torch.cat([((y - p.mean).abs() / p.std).flatten(1).amax(1) for p, y in scaled])
+        score = {"rmse": unit * math.sqrt(float((square * share).mean()))}
+    return HeldOutScores({"nll": float(rows.mean()), **score}, rows, deviations, shares)
 
 
 def baseline_scores(pairs: Pairs, classes: int, unit: float) -> HeldOutScores:

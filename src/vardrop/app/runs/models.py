@@ -176,7 +176,8 @@ def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
         about = config.about
         with preserve_rng(seed=config.settings.seed):
             outputs = (len(about.classes) or 1) * (2 if config.settings.heteroscedastic else 1)
-            return build_net(config.net, about.shape, outputs, about.embeddings)
+            embeddings = about.preprocessing and about.preprocessing.embeddings
+            return build_net(config.net, about.shape, outputs, embeddings)
     if net is None:
         raise VardropError(f"The run has a custom model ({config.net}). Pass a fresh one as `net`.")
     return net

@@ -170,9 +170,7 @@ class Model:
             yield self.in_units(p)
 
     def in_units(self, p: Prediction) -> Prediction:
-        """Convert a prediction of the scaled target to the units of the target."""
-        if p.classifies or self.about.preprocessing is None:
-            return p
+        """Convert a prediction of the scaled target to the units of the target, if it has any."""
         mean, std = self.config.units
         return p.to_units(mean, std, copy.deepcopy(p.likelihood).double().scaled(std))
 
