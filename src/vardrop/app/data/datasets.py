@@ -128,9 +128,17 @@ def load_dataset(
             raise VardropError(f"`validation` and `test` cannot be combined with the data {name}.")
         named_task: Task = "regression" if name == "diabetes" else "classification"
         _check_roles(wanted, _COLUMNS | _MARKS, f"the data {name}", named_task)
-        parts["train"], usual_test = _load_named(name, directory)
-        parts["test"] = usual_test if test is None else None
-        wanted = dataclasses.replace(wanted, target="target" if name in _TABLES else None)
+        if name in _TABLES:
+            bunch = getattr(import_optional("sklearn.datasets"), f"load_{name}")(as_frame=True)
+            if "target_names" in bunch:
+                bunch.frame["target"] = [str(bunch.target_names[i]) for i in bunch.target]
+            parts["train"], wanted = bunch.frame, dataclasses.replace(wanted, target="target")
+        elif name == "digits":
+            parts["train"] = digits()
+        else:
+            parts["train"] = load_images(name, "train", directory)
+            if test is None:
+                parts["test"] = load_images(name, "test", directory)
     elif name in _REGISTERED:
         parts["train"] = _REGISTERED[name]()
     elif name is not None and not is_table(name):
@@ -150,18 +158,6 @@ def _check_roles(roles: Roles, names: set[str], source: str, task: Task | None =
         wrong.append("task")
     if wrong:
         raise VardropError(f"`{wrong[0]}` cannot be combined with {source}. Leave it out.")
-
-
-def _load_named(name: str, directory: str | Path | None) -> tuple[Source, Images | None]:
-    """Named data, and their standard test set."""
-    if name == "digits":
-        return digits(), None
-    if name not in _TABLES:
-        return load_images(name, "train", directory), load_images(name, "test", directory)
-    bunch = getattr(import_optional("sklearn.datasets"), f"load_{name}")(as_frame=True)
-    if "target_names" in bunch:
-        bunch.frame["target"] = [str(bunch.target_names[i]) for i in bunch.target]
-    return bunch.frame, None
 
 
 def _join(

@@ -36,11 +36,11 @@ class Recorder(Callback):
 
     Args:
         directory: an existing directory that no other process writes to.
-        phase: the name of this part of the run, stored in the checkpoint.
+        phase: the name of this part of the run, stored in the checkpoint. A model is kept, in
+            addition to the checkpoint, in the phase "fit".
         first_epoch: the number of epochs of earlier phases.
         validate: returns scores on validation data, with "nll" among them; None for no scores.
         compare_from: the epoch from which models are compared. With infinity the last one is kept.
-        keeps: whether a model is kept at all, in addition to the checkpoint.
         patience: stop after so many epochs without a better model.
         seconds: write a checkpoint inside an epoch after so many seconds.
         pause: write no checkpoint at the end of an epoch, except the last, within this many times
@@ -54,7 +54,6 @@ class Recorder(Callback):
     first_epoch: int = 0
     validate: Validate | None = None
     compare_from: float = 0
-    keeps: bool = True
     patience: int | None = None
     seconds: float = math.inf
     pause: float = 0.0
@@ -123,7 +122,7 @@ class Recorder(Callback):
 
     def _store(self, epoch: int) -> None:
         """Write the latest model if none was compared, the history and, last, the checkpoint."""
-        if self.keeps and self.best_beta is None:
+        if self.phase == "fit" and self.best_beta is None:
             self._keep(epoch)
         if self._pending:
             files.append(self.directory / store.HISTORY, self._pending)
@@ -137,7 +136,7 @@ class Recorder(Callback):
         """
         elbo, world = self._loop.elbo, self._loop.world
         early = not record["validation"] or self._loop.epoch <= self.compare_from
-        if early or not self.keeps or not world.first:
+        if early or self.phase != "fit" or not world.first:
             return
         divergence = float(kl(elbo.net).detach()) if has_noise(elbo.net) else 0.0
         loss = record["validation"]["nll"] + record["beta"] * divergence / elbo.num_data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ def class_scores(
     if weight is not None and bool((weight > 0).any()):
         counts = weight > 0
         probs, log_probs, y, weight = probs[counts], log_probs[counts], y[counts], weight[counts]
-    notes, sklearn = _note_missing_classes(y, classes), import_optional("sklearn.metrics")
+    notes, sklearn = [*_note_missing_classes(y, classes)], import_optional("sklearn.metrics")
     truth, guess = y.cpu().numpy(), probs.argmax(1).cpu().numpy()
     share = {"sample_weight": None if weight is None else weight.cpu().numpy()}
     present = y.unique().tolist()
@@ -103,16 +103,14 @@ def class_scores(
     return Scored(scores, pairs.reshape(len(classes), -1).tolist(), notes)
 
 
-def _note_missing_classes(y: Tensor, classes: Sequence[str]) -> list[str]:
+def _note_missing_classes(y: Tensor, classes: Sequence[str]) -> Iterator[str]:
     """A note on classes without test examples, if there are any."""
-    absent = [name for k, name in enumerate(classes) if not bool((y == k).any())]
-    if not absent:
-        return []
-    shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
-    effect = "balanced accuracy, AUROC, average precision and F1 are undefined"
-    if len(classes) - len(absent) > 1:
-        effect = "averages over classes leave it out"
-    return [f"The test part has no row of class {shown}: {effect}."]
+    if absent := [name for k, name in enumerate(classes) if not bool((y == k).any())]:
+        shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
+        effect = "balanced accuracy, AUROC, average precision and F1 are undefined"
+        if len(classes) - len(absent) > 1:
+            effect = "averages over classes leave it out"
+        yield f"The test part has no row of class {shown}: {effect}."
 
 
 def _clamp(log_probs: Tensor, notes: list[str]) -> Tensor:
