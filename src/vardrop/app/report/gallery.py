@@ -33,15 +33,13 @@ class Picture(NamedTuple):
     caption: str
     draw: Callable[[StoredRun], Parts]
 
-    def cards(self, runs: Mapping[str, StoredRun]) -> list[Card]:
+    def cards(self, runs: Mapping[str, StoredRun]) -> Iterator[Card]:
         """The picture of every run that has the data for it."""
-        cards = []
         for name, run in runs.items():
             for part, ax in self.draw(run):
                 label = name if len(runs) > 1 else self.title
                 alt = f"{self.title} {part} of run {name}."
-                cards.append(make_card(f"{label}: {part}" if part else label, alt, ax))
-        return cards
+                yield make_card(f"{label}: {part}" if part else label, alt, ax)
 
 
 def make_card(label: str, alt: str, ax: Axes) -> Card:

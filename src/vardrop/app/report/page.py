@@ -68,7 +68,7 @@ def report(run_directories: Sequence[str | Path], out: str | Path | None = None)
     inputs = (file for run in runs.values() for file in run.path.iterdir())
     check_not_in_use(target, (file for file in inputs if file.suffix != ".html"))
     compared, several = compare_stored(runs), len(runs) > 1
-    pictures = [(p.title, p.caption, cards) for p in PICTURES if (cards := p.cards(runs))]
+    pictures = [(p.title, p.caption, cards) for p in PICTURES if (cards := [*p.cards(runs)])]
     if several and compared.select():
         pictures.insert(0, ("", "", [make_card(_SCORES, _SCORES, compared.plot())]))
     main, others = _score_tables(runs, compared)

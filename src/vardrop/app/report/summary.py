@@ -81,11 +81,9 @@ def _compression(run: StoredRun) -> Iterator[tuple[str, str]]:
         yield head, f"after compression; {scores}{size}."
 
 
-def notes(runs: Mapping[str, StoredRun]) -> list[str]:
+def notes(runs: Mapping[str, StoredRun]) -> Iterator[str]:
     """Limits of the results: advice, and notes of the evaluation. Several runs are named."""
-    texts = []
     for name, run in runs.items():
         advice = (run.results.get("held_out") or {}).get("advice")
         limits = filter(None, (advice, *(run.results.get("notes") or [])))
-        texts += [f"{name}: {note}" if len(runs) > 1 else str(note) for note in limits]
-    return texts
+        yield from (f"{name}: {note}" if len(runs) > 1 else str(note) for note in limits)

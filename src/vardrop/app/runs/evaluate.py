@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,7 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> Record
         "known": _summarize_targets(run),
         "held_out": {} if choice is None else choice.to_json(),
         "against": {} if choice is None else choice.against(),
-        "layers": _layers(run.net),
+        "layers": [*_layers(run.net)],
         "metrics": {},
         "notes": [_UNTESTED, *_notes(run)],
     }
@@ -142,14 +142,13 @@ def _notes(run: Run) -> list[str]:
     return [] if run.config.settings.class_weight is None else [_WEIGHED]
 
 
-def _layers(net: nn.Module) -> list[Record]:
+def _layers(net: nn.Module) -> Iterator[Record]:
     """Name, type and number of weights of each layer, without biases."""
-    layers = []
     for name, module in net.named_modules():
         names = module.weight_axes if isinstance(module, Variational) else ("weight",)
-        count = sum(t.numel() for n, t in module.named_parameters(recurse=False) if n in names)
-        layers.append({"name": name, "kind": type(module).__name__, "weights": count})
-    return [layer for layer in layers if layer["weights"]]
+        parameters = module.named_parameters(recurse=False)
+        if count := sum(t.numel() for n, t in parameters if n in names):
+            yield {"name": name, "kind": type(module).__name__, "weights": count}
 
 
 def evaluate_rows(
