@@ -164,7 +164,7 @@ def summarize_targets(y: Tensor, weight: Tensor | None, classes: int) -> dict[st
 
 
 def baseline_prediction(targets: Mapping[str, Any], rows: int) -> Prediction:
-    """The prediction of a model without inputs: class frequencies, or mean and deviation.
+    """The prediction of a model without inputs: class frequencies, or one normal distribution.
 
     Args:
         targets: of the training rows, see `summarize_targets`. Every class counts once more.
@@ -172,9 +172,9 @@ def baseline_prediction(targets: Mapping[str, Any], rows: int) -> Prediction:
     """
     likelihood: Likelihood = Categorical() if "counts" in targets else HeteroscedasticGaussian()
     if "counts" in targets:
-        output = (torch.tensor(targets["counts"]).double() + 1).log()
+        output = [math.log(count + 1) for count in targets["counts"]]
     else:
-        output = torch.tensor([targets["mean"], 2 * math.log(max(targets["std"], 1e-12))])
+        output = [targets["mean"], 2 * math.log(max(targets["std"], 1e-12))]
     summary = Summary(likelihood, 1)
-    summary.add(output.double().expand(1, rows, -1))
+    summary.add(torch.tensor(output, dtype=torch.float64).expand(1, rows, -1))
     return summary.prediction()
