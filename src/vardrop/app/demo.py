@@ -25,7 +25,8 @@ from torch.nn import functional as F
 
 import vardrop as vd
 from vardrop._core.progress import ProgressLine
-from vardrop.app.data.datasets import Images, digits, load_out_of_distribution
+from vardrop.app.data import Images, load_out_of_distribution
+from vardrop.app.data.datasets import digits
 from vardrop.app.report import canvas, page
 from vardrop.app.report.gallery import make_card
 from vardrop.app.runs.config import free_directory, prepare

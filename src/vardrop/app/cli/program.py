@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
+from typing import Any
 
 from vardrop._core.checks import suggest
 from vardrop._core.errors import VardropError, import_optional, printable
@@ -68,7 +69,7 @@ def _describe(error: BaseException) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "stopped before it ended.", 1
     if isinstance(error, typer.TyperException):
-        context = getattr(error, "ctx", None)
+        context: Any = getattr(error, "ctx", None)
         name = getattr(getattr(error, "param", None), "name", "")
         source = None if context is None else context.get_parameter_source(name)
         hint = "" if context is None else f" Try `{context.command_path} --help`."

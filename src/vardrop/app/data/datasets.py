@@ -73,7 +73,8 @@ def register_dataset(name: str, load: Callable[[], Source]) -> None:
     """
     if not isinstance(name, str) or name in (*DATASETS, *_REGISTERED) or is_table(name):
         raise VardropError(f"Expected `name` to be a new name, but got {name!r}.")
-    check_type("load", load, Callable, "a function")
+    if not callable(load):
+        raise VardropError(f"Expected `load` to be a function, but got {load!r}.")
     _REGISTERED[name] = load
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
@@ -63,7 +63,9 @@ def _reliability(run: StoredRun) -> Parts:
 
 def _band(run: StoredRun) -> Parts:
     if "lower" in run.arrays:
-        rows = {key: run.arrays[key] for key in ("x", "y", "mean", "lower", "upper")}
+        rows: dict[str, Any] = {
+            key: run.arrays[key] for key in ("x", "y", "mean", "lower", "upper")
+        }
         target = run.target or "target"
         yield "", pictures.regression_band(**rows, level=_LEVEL, target=target)
 

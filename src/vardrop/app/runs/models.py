@@ -173,10 +173,10 @@ def check_net_name(name: str) -> None:
 def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
     """The network before training: a custom one, or a named one with its seed."""
     if not config.own_net:
-        about = config.about
+        about, columns = config.about, config.about.preprocessing
+        outputs = (len(about.classes) or 1) * (2 if config.settings.heteroscedastic else 1)
+        embeddings = {} if columns is None else columns.embeddings
         with preserve_rng(seed=config.settings.seed):
-            outputs = (len(about.classes) or 1) * (2 if config.settings.heteroscedastic else 1)
-            embeddings = about.preprocessing and about.preprocessing.embeddings
             return build_net(config.net, about.shape, outputs, embeddings)
     if net is None:
         raise VardropError(f"The run has a custom model ({config.net}). Pass a fresh one as `net`.")
