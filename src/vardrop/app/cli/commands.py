@@ -154,9 +154,8 @@ def _choose_options(typed: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were passed. Wrong settings or a wrong model are errors of usage."""
     options = {name: chosen for name, chosen in typed.items() if chosen is not None}
     with o.usage():
-        resolve_device(
-            Settings.from_json({k: options[k] for k in options.keys() & _SETTINGS}).device
-        )
+        chosen = Settings.from_json({k: options[k] for k in options if k in _SETTINGS})
+        resolve_device(chosen.device)
         if "net" in options:
             check_net_name(options["net"])
     if "data_dir" in options:

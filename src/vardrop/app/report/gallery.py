@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
@@ -63,11 +63,9 @@ def _reliability(run: StoredRun) -> Parts:
 
 def _band(run: StoredRun) -> Parts:
     if "lower" in run.arrays:
-        rows: dict[str, Any] = {
-            key: run.arrays[key] for key in ("x", "y", "mean", "lower", "upper")
-        }
+        rows = [run.arrays[key] for key in ("x", "y", "mean", "lower", "upper")]
         target = run.target or "target"
-        yield "", pictures.regression_band(**rows, level=_LEVEL, target=target)
+        yield "", pictures.regression_band(*rows, level=_LEVEL, target=target)
 
 
 def _risk(run: StoredRun) -> Parts:
