@@ -63,9 +63,9 @@ def _reliability(run: StoredRun) -> Parts:
 
 def _band(run: StoredRun) -> Parts:
     if "lower" in run.arrays:
-        rows = [run.arrays[key] for key in ("x", "y", "mean", "lower", "upper")]
+        x, y, mean, lower, upper = (run.arrays[key] for key in ("x", "y", "mean", "lower", "upper"))
         target = run.target or "target"
-        yield "", pictures.regression_band(*rows, level=_LEVEL, target=target)
+        yield "", pictures.regression_band(x, y, mean, lower, upper, level=_LEVEL, target=target)
 
 
 def _risk(run: StoredRun) -> Parts:
