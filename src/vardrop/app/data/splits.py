@@ -91,6 +91,11 @@ class About:
     rows: Mapping[str, str]
     preprocessing: Preprocessing | None = None
 
+    @property
+    def outputs(self) -> int:
+        """The number of outputs of the model."""
+        return len(self.classes) if self.task == "classification" else 1
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset(About):

@@ -174,7 +174,7 @@ def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
     """The network before training: a custom one, or a named one with its seed."""
     if not config.own_net:
         about, columns = config.about, config.about.preprocessing
-        outputs = (len(about.classes) or 1) * (2 if config.settings.heteroscedastic else 1)
+        outputs = about.outputs * (2 if config.settings.heteroscedastic else 1)
         embeddings = {} if columns is None else columns.embeddings
         with preserve_rng(seed=config.settings.seed):
             return build_net(config.net, about.shape, outputs, embeddings)
