@@ -40,6 +40,7 @@ from vardrop.app.runs.run import Model
 from vardrop.app.store import reading
 from vardrop.compression import Shrunk
 from vardrop.conversion import revert
+from vardrop.noisy import has_noise
 from vardrop.prediction.prediction import Prediction, mixture_quantile
 from vardrop.recipes import BaseRecipe
 
@@ -111,7 +112,8 @@ class _Estimator(BaseEstimator):
 
     def _net(self) -> nn.Module | str:
         if self.warm_start and hasattr(self, "model_"):
-            return revert(copy.deepcopy(self.model_.net))
+            before = copy.deepcopy(self.model_.net)
+            return revert(before) if has_noise(before) else before
         if self.module is None:
             return "auto"
         if isinstance(self.module, nn.Module):

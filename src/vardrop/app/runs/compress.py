@@ -107,15 +107,10 @@ def slim_run(
     if onnx is not None:
         check_target(run, Path(onnx))
     with working(run.directory):
-        slimmed = slim(
-            revert(copy.deepcopy(run.net)),
-            run.data.train,
-            run.data.validation,
-            macs=macs,
-            latency=latency,
-            bytes=bytes,
-            seed=run.config.settings.seed,
-        )
+        plain, seed = copy.deepcopy(run.net), run.config.settings.seed
+        net, parts = revert(plain) if has_noise(plain) else plain, run.data
+        budget: dict[str, Any] = {"macs": macs, "latency": latency, "bytes": bytes, "seed": seed}
+        slimmed = slim(net, parts.train, parts.validation, **budget)
         remove(run.directory / PACKED)  # of an earlier small model
         others: Record = {
             "threshold": None,
