@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vardrop as vd
-from vardrop._core.errors import import_optional
 from vardrop._core.progress import ProgressLine
 from vardrop.app.data import Images, load_out_of_distribution
+from vardrop.app.data.datasets import digits
 from vardrop.app.report import canvas, page
 from vardrop.app.report.gallery import make_card
 from vardrop.app.runs.config import free_directory, prepare
@@ -119,13 +119,12 @@ def split(seed: int) -> tuple[Images, Images, Images]:
     Args:
         seed: chooses the third and shuffles the rest.
     """
-    digits = import_optional("sklearn.datasets").load_digits()
-    x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+    x, y = digits()
     order = torch.arange(len(y)).roll(-(_TESTED * seed + 137 * (seed // 3)))
     test, rest = order[:_TESTED], order[_TESTED:]
     rest = rest[torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))]
     parts = (rest[:_TRAINED], rest[_TRAINED:], test)
-    train, validation, tested = (Images(x[part], y[part]) for part in parts)
+    train, validation, tested = (Images(x[part].flatten(1), y[part]) for part in parts)
     return train, validation, tested
 
 

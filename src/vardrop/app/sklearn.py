@@ -8,11 +8,11 @@ for _package in ("sklearn", "pandas"):
     import_optional(_package)
 
 import copy
-import math
 import re
 import tempfile
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -36,7 +36,7 @@ from vardrop.app.data.preprocessing import Task
 from vardrop.app.runs import fit
 from vardrop.app.runs.run_callbacks import ProgressBar, RunCallback
 from vardrop.app.runs.compress import shrink_model
-from vardrop.app.runs.run import Model, predict_tensor
+from vardrop.app.runs.run import Model
 from vardrop.app.store import reading
 from vardrop.compression import Shrunk
 from vardrop.conversion import revert
@@ -45,7 +45,7 @@ from vardrop.prediction.prediction import Prediction, mixture_quantile
 from vardrop.recipes import BaseRecipe
 
 _TYPES = r"object|bool|u?int\d+|float\d+|<U\d{1,6}"  # of classes
-_BATCH, _FEWEST = 4096, 3  # examples predicted at once, and examples needed for a fit
+_FEWEST = 3  # examples that a fit needs
 _OPTIONS = ("epochs", "batch_size", "lr", "beta", "folds", "device", "heteroscedastic")
 Table: TypeAlias = ArrayLike | pandas.DataFrame
 Floats = NDArray[np.float64]
@@ -129,8 +129,6 @@ class _Estimator(BaseEstimator):
                 return pandas.DataFrame({name: list(X[name]) for name in self.feature_names_in_})
         options = {"ensure_all_finite": "allow-nan", "ensure_min_samples": _FEWEST if reset else 1}
         checked = validate_data(self, X, reset=reset, **options)
-        if bool(np.isinf(checked).any()):
-            raise ValueError("Input X contains infinity or a value too large for its type.")
         names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(checked.shape[1])])
         return pandas.DataFrame(checked, columns=list(names))
 
@@ -141,13 +139,9 @@ class _Estimator(BaseEstimator):
             X: examples with the columns of the fit.
         """
         check_is_fitted(self, "model_")
-        model = self.model_
-        x = model.inputs(self._frame(X)).double()
-        elbo, seed = copy.deepcopy(model.elbo).double(), model.config.settings.seed
-        p = predict_tensor(elbo, x, self.samples, seed, "functions", _BATCH)
-        if model.choice is not None:
-            p = p.rescale(math.exp(model.choice.log_scale))
-        return model.in_units(p)
+        x = self.model_.inputs(self._frame(X)).double()
+        model = replace(self.model_, elbo=copy.deepcopy(self.model_.elbo).double())
+        return model.predict(x, self.samples, "functions")
 
     def compress(self, max_drop: float | None = None) -> Shrunk:
         """A smaller plain model without the weights or units that the method marks, and the plan.

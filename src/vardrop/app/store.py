@@ -43,16 +43,6 @@ class StoredRun:
         return str(self.preprocessing.get("target") or roles.get("target") or "")
 
     @property
-    def task(self) -> str | None:
-        """Classification or regression; None before the run was evaluated."""
-        return self.results.get("task")
-
-    @property
-    def unit(self) -> float:
-        """The standard deviation of the target, by which it was scaled for training."""
-        return float(self.preprocessing.get("target_std") or 1.0)
-
-    @property
     def seconds(self) -> float:
         """The time of training."""
         return sum(float(row.get("seconds") or 0) for row in self.history)
@@ -86,11 +76,6 @@ class StoredRun:
         """The fraction of the weights of each layer that pruning removes."""
         removed = (self.results.get("compression") or {}).get("removed")
         return dict(removed or (self.history or [{}])[-1].get("sparsity") or {})
-
-    def sets(self, prefix: str) -> dict[str, Tensor]:
-        """The arrays called `<prefix>_<name>`, by name."""
-        start, names = f"{prefix}_", sorted(self.arrays)
-        return {n.removeprefix(start): self.arrays[n] for n in names if n.startswith(start)}
 
 
 def read_run(path: Path) -> StoredRun:
@@ -137,6 +122,11 @@ def _read_outline(path: Path) -> Record:
         if entry is not None:
             check_type(f"`{name}` in {path}", entry, kind, "as vardrop writes it", "It is damaged.")
     return content
+
+
+def select_prefix(start: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with `start`, by the rest of their names."""
+    return {k.removeprefix(start): t for k, t in tensors.items() if k.startswith(start)}
 
 
 def name_runs(runs: Sequence[StoredRun]) -> dict[str, StoredRun]:

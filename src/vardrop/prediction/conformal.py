@@ -100,7 +100,6 @@ def conformal(p: Prediction, y: Tensor, level: float = 0.9) -> Conformal:
     Vovk, Gammerman & Shafer 2005; Lei et al. 2018, "Distribution-free predictive inference for
     regression", sec. 2.2; Sadinle, Lei & Wasserman 2019, "Least ambiguous set-valued classifiers".
     """
-    check_number("level", level, above=0, below=1)
     check_type("p", p, Prediction, "a prediction of vardrop.predict")
     p.likelihood.check_target(p.mean, y)
     axis, counted = p.likelihood.class_axis, p.likelihood.valid_mask(y)
@@ -135,6 +134,7 @@ def conformal_rule(scores: Tensor, level: float, weight: Tensor | None = None) -
     Returns:
         The fitted rule.
     """
+    check_number("level", level, above=0, below=1)
     weight = torch.ones(len(scores)) if weight is None else weight
     ordered, order = scores.double().sort()
     reached = weight.double()[order].cumsum(0)

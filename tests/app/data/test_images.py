@@ -117,7 +117,7 @@ def test_cifar10_from_pngs_of_one_image_per_row(tmp_path):
     assert_refused("Expected 7 labels", load_cifar10, "test", tmp_path)
     (folder / "test_batch.png").write_bytes((folder / "test_batch.png").read_bytes()[:500])
     assert_refused("PNGs and their labels in", load_cifar10, "test", tmp_path)
-    assert_refused("`split` to be 'train' or 'test', but got 'x'", load_cifar10, "x", tmp_path)
+    assert_refused("`split` to be one of 'train', 'test', but got 'x'", load_cifar10, "x", tmp_path)
 
 
 def test_the_directory_is_the_given_one_or_that_of_the_environment(tmp_path, monkeypatch):

@@ -354,7 +354,7 @@ def test_many_categories_get_embeddings_that_are_noisy(tmp_path):
     data = load_dataset(table, target="price")
     found = column(data, "town")
     assert found.embedded
-    assert data.about.embeddings == {0: 1 + len(found.categories)}
+    assert data.preprocessing.embeddings == {0: 1 + len(found.categories)}
     assert found.apply(pd.Series(["nowhere", None]), "new").flatten().tolist() == [0.0, 0.0]
     settings = {"epochs": 20, "batch_size": 32, "folds": 1, "beta": 0.1, "compare": False}
     run = fit(table, target="price", out=tmp_path / "r", **settings)

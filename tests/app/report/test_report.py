@@ -110,7 +110,7 @@ def test_a_regression_has_its_own_pictures(tmp_path):
     assert "Reliability" not in text
     assert any(i["alt"].startswith("Prediction interval") for i in images(text))
     assert "Predicts &#39;price&#39; of houses.csv" in text
-    (ax,) = DRAW["Prediction interval"](read_run(run)).values()
+    ((_, ax),) = DRAW["Prediction interval"](read_run(run))
     assert ax.get_ylabel() == "price"
 
 
@@ -195,7 +195,8 @@ def test_curves_of_training_and_validation_are_in_one_unit(tmp_path):
     run = runs.regression(tmp_path / "a")
     write_json(run / "preprocessing.json", with_checksum({"target": "price", "target_std": 20.0}))
     stored = read_run(run)
-    strip = DRAW["Training curves"](stored)[""].child_axes[0]
+    ((_, ax),) = DRAW["Training curves"](stored)
+    strip = ax.child_axes[0]
     expected = [row["nll"] + math.log(20.0) for row in stored.history]
     assert strip.lines[0].get_ydata().tolist() == pytest.approx(expected)
 

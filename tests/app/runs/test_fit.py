@@ -15,6 +15,7 @@ from vardrop._core.files import read_tensors, with_checksum
 from vardrop.app import runs
 from vardrop.app.runs import Settings, build_net, compress, fit, load_run, resume
 from vardrop.app.runs.config import command
+from vardrop.app.runs.distributed import resolve_device
 from vardrop.app.runs.run_callbacks import RunCallback
 from vardrop.app.store import read_run
 from vardrop.testing import RECURRENT
@@ -320,4 +321,4 @@ def test_settings_travel_as_json():
     assert Settings(warmup=(0, 0)).schedule(1.0)(0) == 1.0
     assert [Settings(rate=r).factor(10)(5) for r in ("constant", "linear", "late")] == [1, 0.5, 1]
     assert Settings(rate="cosine").factor(10)(5) == pytest.approx(0.5)
-    assert_refused("`device` to be available", Settings(device="abacus").torch_device)
+    assert_refused("`device` to be available", resolve_device, "abacus")

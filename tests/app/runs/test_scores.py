@@ -15,7 +15,7 @@ from tests.refusals import assert_refused
 from vardrop.app.cli import printing
 from vardrop.app.runs import evaluate, evaluate_rows, fit, load_run
 from vardrop.app.runs.held_out import Choice
-from vardrop.app.runs.scores import class_scores, constant, majority, number_scores
+from vardrop.app.runs.scores import baseline_prediction, class_scores, number_scores
 
 G = torch.Generator().manual_seed(0)
 QUICK = {"epochs": 2, "folds": 1, "beta": 1.0, "compare": False}
@@ -126,11 +126,14 @@ def test_equal_targets_leave_r2_undefined():
 
 
 def test_baselines_know_the_training_rows_alone():
-    counts, y = torch.tensor([3, 1]), torch.tensor([0, 1])
-    found = majority(counts, y, ["a", "b"])
+    y, p = torch.tensor([0, 1]), baseline_prediction({"counts": [3, 1]}, 2)
+    shares = torch.tensor([0.75, 0.25])
+    found = class_scores(p.probs, p.log_prob(y), y, ["a", "b"], shares).metrics
     assert found["accuracy"] == found["balanced_accuracy"] == found["auroc"] == 0.5
     assert found["nll"] == pytest.approx(-(math.log(4 / 6) + math.log(2 / 6)) / 2)
-    numbers = constant(1.0, 1.0, torch.tensor([0.0, 1.0, 2.0]))
+    values, p = torch.arange(3.0)[:, None], baseline_prediction({"mean": 1.0, "std": 1.0}, 3)
+    interval = p.interval(0.95)
+    numbers = number_scores(p.mean, p.std, p.log_prob(values), values, interval).metrics
     assert (numbers["rmse"], numbers["r2"]) == (pytest.approx(math.sqrt(2 / 3)), pytest.approx(0))
     assert numbers["width95"] == pytest.approx(2 * 1.959964, rel=1e-5)
 

@@ -27,6 +27,7 @@ from vardrop.app.data import DATASETS, OUT_OF_DISTRIBUTION
 from vardrop.app.runs import METHODS, Settings, load_run, method_named, run_callbacks
 from vardrop.app.runs.compress import MAX_DROPS
 from vardrop.app.runs.config import free_directory
+from vardrop.app.runs.distributed import resolve_device
 from vardrop.app.runs.models import check_net_name
 from vardrop.app.runs.run_export import Serving
 from vardrop.app.score_texts import check_scores
@@ -153,7 +154,8 @@ def _choose_options(typed: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were passed. Wrong settings or a wrong model are errors of usage."""
     options = {name: chosen for name, chosen in typed.items() if chosen is not None}
     with o.usage():
-        Settings.from_json({k: options[k] for k in options if k in _SETTINGS}).torch_device()
+        chosen = Settings.from_json({k: options[k] for k in options if k in _SETTINGS})
+        resolve_device(chosen.device)
         if "net" in options:
             check_net_name(options["net"])
     if "data_dir" in options:

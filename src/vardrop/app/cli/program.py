@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
+from typing import Any
 
 from vardrop._core.checks import suggest
 from vardrop._core.errors import VardropError, import_optional, printable
@@ -68,14 +69,12 @@ def _describe(error: BaseException) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "stopped before it ended.", 1
     if isinstance(error, typer.TyperException):
-        context = getattr(error, "ctx", None)
+        context: Any = getattr(error, "ctx", None)
         name = getattr(getattr(error, "param", None), "name", "")
-        hint = ""
-        if context is not None:
-            in_file = getattr(context.get_parameter_source(name), "name", "") == "DEFAULT_MAP"
-            hint = f" Try `{context.command_path} --help`."
-            if in_file:
-                hint = f" It is set in {context.params['config']}."
+        source = None if context is None else context.get_parameter_source(name)
+        hint = "" if context is None else f" Try `{context.command_path} --help`."
+        if getattr(source, "name", "") == "DEFAULT_MAP":
+            hint = f" It is set in {context.params['config']}."
         near = getattr(error, "possibilities", None)
         message = (error.message if near else error.format_message()).rstrip(".")
         meant = suggest(getattr(error, "option_name", ""), near or ())

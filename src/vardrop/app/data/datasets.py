@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import LARGEST_WEIGHT, check_integer, check_type, suggest
+from vardrop._core.checks import (
+    LARGEST_WEIGHT,
+    check_choice,
+    check_integer,
+    check_type,
+    suggest,
+)
 from vardrop._core.errors import VardropError, import_optional
 from vardrop.app.data.images import Images, ImageSet, idx_set, load_cifar10
 from vardrop.app.data.inputs import KINDS, Table, Tensors, checksum, read_input
@@ -123,9 +129,17 @@ def load_dataset(
             raise VardropError(f"`validation` and `test` cannot be combined with the data {name}.")
         named_task: Task = "regression" if name == "diabetes" else "classification"
         _check_roles(wanted, _COLUMNS | _MARKS, f"the data {name}", named_task)
-        parts["train"], usual_test = _load_named(name, directory)
-        parts["test"] = usual_test if test is None else None
-        wanted = dataclasses.replace(wanted, target="target" if name in _TABLES else None)
+        if name in _TABLES:
+            bunch = getattr(import_optional("sklearn.datasets"), f"load_{name}")(as_frame=True)
+            if "target_names" in bunch:
+                bunch.frame["target"] = [str(bunch.target_names[i]) for i in bunch.target]
+            parts["train"], wanted = bunch.frame, dataclasses.replace(wanted, target="target")
+        elif name == "digits":
+            parts["train"] = digits()
+        else:
+            parts["train"] = load_images(name, "train", directory)
+            if test is None:
+                parts["test"] = load_images(name, "test", directory)
     elif name in _REGISTERED:
         parts["train"] = _REGISTERED[name]()
     elif name is not None and not is_table(name):
@@ -145,18 +159,6 @@ def _check_roles(roles: Roles, names: set[str], source: str, task: Task | None =
         wrong.append("task")
     if wrong:
         raise VardropError(f"`{wrong[0]}` cannot be combined with {source}. Leave it out.")
-
-
-def _load_named(name: str, directory: str | Path | None) -> tuple[Source, Images | None]:
-    """Named data, and their standard test set."""
-    if name == "digits":
-        return digits(), None
-    if name not in _TABLES:
-        return load_images(name, "train", directory), load_images(name, "test", directory)
-    bunch = getattr(import_optional("sklearn.datasets"), f"load_{name}")(as_frame=True)
-    if "target_names" in bunch:
-        bunch.frame["target"] = [str(bunch.target_names[i]) for i in bunch.target]
-    return bunch.frame, None
 
 
 def _join(
@@ -275,9 +277,7 @@ def load_out_of_distribution(
     """
     if len(shape) != 3:
         raise VardropError(f"Expected a model on images to compare with {name!r}, not {shape}.")
-    if name not in OUT_OF_DISTRIBUTION:
-        names, hint = ", ".join(OUT_OF_DISTRIBUTION), suggest(name, OUT_OF_DISTRIBUTION)
-        raise VardropError(f"Expected other data among {names}, but got {name!r}.{hint}")
+    check_choice("name", name, OUT_OF_DISTRIBUTION)
     if name == "photos":
         bunch = import_optional("sklearn.datasets").load_sample_images()
         x = torch.stack([torch.tensor(p) for p in bunch.images]).permute(0, 3, 1, 2).float() / 255

@@ -11,12 +11,14 @@ import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vardrop._core.errors import VardropError, import_optional
+from vardrop._core.checks import check_choice
+from vardrop._core.errors import VardropError, import_optional, report_errors
 from vardrop._core.files import read_json
 
 
@@ -47,12 +49,9 @@ def find(
         pooch = import_optional("pooch")
         pooch.get_logger().setLevel("WARNING")
         folder = pooch.os_cache("vardrop") / name
-        try:
+        failed = f"{problem} The download from {source} failed"
+        with report_errors(lambda e: f"{failed}: {shorten(str(e), 200)}. {remedy}"):
             path = Path(pooch.retrieve(source + file, f"md5:{md5}", file, folder))
-        except (OSError, ValueError) as failure:
-            reason = " ".join(str(failure).split())[:200]
-            text = f"{problem} The download from {source} failed: {reason}. {remedy}"
-            raise VardropError(text) from failure
     raw = path.read_bytes()
     if (digest := hashlib.md5(raw).hexdigest()) != md5:
         raise VardropError(f"Expected the MD5 of {path} to be {md5}, but got {digest}.")
@@ -122,8 +121,7 @@ def load_cifar10(split: str = "train", directory: str | Path | None = None) -> I
         split: "train" or "test".
         directory: see `data_directory`.
     """
-    if split not in _BATCHES:
-        raise VardropError(f"Expected `split` to be 'train' or 'test', but got {split!r}.")
+    check_choice("split", split, tuple(_BATCHES))
     root = data_directory(directory)
     if root is not None and (root / "cifar10" / f"{_BATCHES[split][0]}.png").is_file():
         return _from_pngs(root / "cifar10", split)

@@ -77,7 +77,14 @@ def read_input(data: Source, roles: Roles, texts: Collection[str] = ()) -> Table
         remedy = "Pass files of other parts as `validation` and `test`, or join them first."
         raise VardropError(f"{text} {remedy}")
     if getattr(x, "ndim", 2) <= 2:
-        return _read_pair(x, y, roles.target)
+        frame, targets = frame_of(x), _to_numpy(y)
+        count, shape = len(frame), targets.shape
+        if shape not in ((count,), (count, 1)):
+            text = f"Expected `y` to have one value for each of {count} rows"
+            raise VardropError(f"{text}, not {shape}.")
+        name = free_name(roles.target or str(getattr(y, "name", None) or TARGET), frame.columns)
+        frame = frame.assign(**{name: targets.reshape(-1)})
+        return Table(frame, "the arrays", _hash(frame), name)
     inputs, classes = torch.as_tensor(x).detach().float(), torch.as_tensor(y)
     if classes.is_floating_point() or classes.shape != inputs.shape[:1]:
         wrong = f"{classes.dtype} of shape {tuple(classes.shape)}. Train with vardrop.ELBO instead."
@@ -125,17 +132,6 @@ def _to_numpy(array: Array) -> NDArray[Any]:
     return import_optional("numpy").asarray(
         array.detach().cpu() if isinstance(array, Tensor) else array
     )
-
-
-def _read_pair(x: Array, y: Array, target: str | None) -> Table:
-    frame, targets = frame_of(x), _to_numpy(y)
-    rows = len(frame)
-    if targets.shape not in ((rows,), (rows, 1)):
-        shape = targets.shape
-        raise VardropError(f"Expected `y` to have one value for each of {rows} rows, not {shape}.")
-    name = free_name(target or str(getattr(y, "name", None) or TARGET), frame.columns)
-    frame = frame.assign(**{name: targets.reshape(-1)})
-    return Table(frame, "the arrays", _hash(frame), name)
 
 
 def _collect(data: Examples) -> tuple[Tensor, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from numbers import Integral
@@ -260,15 +261,14 @@ class Preprocessing:
         if self.task == "regression":
             numbers = to_numbers(cells, source)
             return ((numbers - self.target_mean) / self.target_std).float().unsqueeze(1)
-        index = {name: i for i, name in enumerate(self.classes)}
-        codes = torch.tensor([index.get(label(cell), -1) for cell in cells])
+        index = import_optional("pandas").Index(list(self.classes), dtype=object)
+        codes = torch.tensor(index.get_indexer([label(cell) for cell in cells]))
         wanted = f"the classes {list_names(self.classes)} in column '{self.target}' of {source}"
         check_cells(cells, (codes < 0).numpy(), wanted)
         return codes
 
-    def unseen(self, table: pandas.DataFrame) -> list[str]:
+    def unseen(self, table: pandas.DataFrame) -> Iterator[str]:
         """A sentence on every column with categories or gaps that are new to the model."""
-        notes = []
         for column in self.columns:
             cells = table[column.name]
             if isinstance(column, CategoryColumn):
@@ -278,8 +278,8 @@ class Preprocessing:
             else:
                 new = cells[cells.isna() & (not column.missing)]
                 text = f"{len(new)} missing values, filled as in training"
-            notes += [f"Column '{column.name}': {text}."] if len(new) else []
-        return notes
+            if len(new):
+                yield f"Column '{column.name}': {text}."
 
     def to_json(self) -> dict[str, Any]:
         """The preprocessing as plain dictionaries."""

@@ -92,11 +92,6 @@ class About:
     preprocessing: Preprocessing | None = None
 
     @property
-    def embeddings(self) -> dict[int, int]:
-        """How many category numbers the embedded inputs have, by place."""
-        return {} if self.preprocessing is None else self.preprocessing.embeddings
-
-    @property
     def outputs(self) -> int:
         """The number of outputs of the model."""
         return len(self.classes) if self.task == "classification" else 1

@@ -6,15 +6,15 @@ import csv
 import functools
 import math
 import shlex
-import zlib
 from collections import Counter
 from collections.abc import Collection, Hashable
 from contextlib import suppress
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Literal
 
 from vardrop._core.checks import list_names, suggest
-from vardrop._core.errors import VardropError, import_optional
+from vardrop._core.errors import VardropError, import_optional, report_errors
 from vardrop._core.files import check_readable
 from vardrop.app.data.preprocessing import (
     CategoryColumn,
@@ -74,13 +74,15 @@ def read_table(
         raise VardropError(f"Expected a file that ends in {endings}, but got {str(path)!r}.")
     check_readable(path)
     parquet = path.suffix.lower() in _PARQUET
-    try:
-        table = pandas.read_parquet(path) if parquet else _read_csv(path, roles or Roles(), texts)
-    except pandas.errors.EmptyDataError:
-        raise VardropError(f"Expected {path} to hold a table, but it is empty.") from None
-    except (OSError, ValueError, EOFError, NotImplementedError, zlib.error, csv.Error) as broken:
-        reason = " ".join(str(broken).split())[:200]
-        raise VardropError(f"Expected {path} to be a table, but got: {reason}.") from broken
+    with report_errors(
+        lambda e: f"Expected {path} to be a table, but got: {shorten(str(e), 200)}."
+    ):
+        try:
+            table = (
+                pandas.read_parquet(path) if parquet else _read_csv(path, roles or Roles(), texts)
+            )
+        except pandas.errors.EmptyDataError:
+            raise VardropError(f"Expected {path} to hold a table, but it is empty.") from None
     if not parquet and all(map(is_number, table.columns)):
         problem = f"the first line of {path} has numbers: {', '.join(table.columns[:5])}"
         raise VardropError(f"Expected names of columns, but {problem}. Put a line above them.")

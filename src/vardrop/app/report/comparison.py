@@ -201,8 +201,8 @@ def _identify_data(run: StoredRun) -> dict[str, str]:
     """The properties of the data that are equal for comparable runs."""
     name = Path(str((run.config.get("data") or {}).get("name") or "")).name
     source = f"{name} with {str(run.config.get('checksum'))[:15]}"
-    classes = str(run.config.get("classes"))
-    return {"data": source, "task": str(run.task), "target": run.target, "classes": classes}
+    task, classes = str(run.results.get("task")), str(run.config.get("classes"))
+    return {"data": source, "task": task, "target": run.target, "classes": classes}
 
 
 def compare_stored(runs: Mapping[str, StoredRun]) -> Comparison:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
 from vardrop.app.report import pictures
 from vardrop.app.report.canvas import png
-from vardrop.app.store import StoredRun
+from vardrop.app.store import StoredRun, select_prefix
 
-# A picture may have several parts, such as one per layer, and none if its data are missing.
-Parts = dict[str, Axes]
+# A picture may have several named parts, such as one per uncertainty, and none without its data.
+Parts = Iterator[tuple[str, Axes]]
 _LEVEL = 0.95  # the level of stored intervals
 
 
@@ -33,15 +33,13 @@ class Picture(NamedTuple):
     caption: str
     draw: Callable[[StoredRun], Parts]
 
-    def cards(self, runs: Mapping[str, StoredRun]) -> list[Card]:
+    def cards(self, runs: Mapping[str, StoredRun]) -> Iterator[Card]:
         """The picture of every run that has the data for it."""
-        cards = []
         for name, run in runs.items():
-            for part, ax in self.draw(run).items():
+            for part, ax in self.draw(run):
                 label = name if len(runs) > 1 else self.title
                 alt = f"{self.title} {part} of run {name}."
-                cards.append(make_card(f"{label}: {part}" if part else label, alt, ax))
-        return cards
+                yield make_card(f"{label}: {part}" if part else label, alt, ax)
 
 
 def make_card(label: str, alt: str, ax: Axes) -> Card:
@@ -52,49 +50,45 @@ def make_card(label: str, alt: str, ax: Axes) -> Card:
 
 def _training(run: StoredRun) -> Parts:
     # The training loss is in units of the scaled target, the validation score is not.
-    shift = math.log(run.unit)
+    shift = math.log(run.preprocessing.get("target_std") or 1.0)
     rows = [{**row, "nll": row["nll"] + shift} if "nll" in row else row for row in run.history]
-    return {"": pictures.training_curves(rows)} if rows else {}
+    if rows:
+        yield "", pictures.training_curves(rows)
 
 
 def _reliability(run: StoredRun) -> Parts:
-    if "probs" not in run.arrays:
-        return {}
-    return {"": pictures.reliability_diagram(run.arrays["probs"], run.arrays["labels"])}
+    if "probs" in run.arrays:
+        yield "", pictures.reliability_diagram(run.arrays["probs"], run.arrays["labels"])
 
 
 def _band(run: StoredRun) -> Parts:
-    if "lower" not in run.arrays:
-        return {}
-    x, y, mean, lower, upper = (run.arrays[key] for key in ("x", "y", "mean", "lower", "upper"))
-    target = run.target or "target"
-    return {"": pictures.regression_band(x, y, mean, lower, upper, level=_LEVEL, target=target)}
+    if "lower" in run.arrays:
+        x, y, mean, lower, upper = (run.arrays[key] for key in ("x", "y", "mean", "lower", "upper"))
+        target = run.target or "target"
+        yield "", pictures.regression_band(x, y, mean, lower, upper, level=_LEVEL, target=target)
 
 
 def _risk(run: StoredRun) -> Parts:
     arrays = run.arrays
     if "probs" in arrays:
         confidence, guess = arrays["probs"].max(-1)
-        return {"": pictures.risk_coverage_curve(1 - confidence, guess != arrays["labels"])}
-    if "lower" in arrays:
+        yield "", pictures.risk_coverage_curve(1 - confidence, guess != arrays["labels"])
+    elif "lower" in arrays:
         y, mean, lower, upper = (arrays[key].flatten() for key in ("y", "mean", "lower", "upper"))
         errors = (y - mean).abs()
-        return {"": pictures.risk_coverage_curve(upper - lower, errors, "mean absolute error")}
-    return {}
+        yield "", pictures.risk_coverage_curve(upper - lower, errors, "mean absolute error")
 
 
 def _histograms(run: StoredRun) -> Parts:
-    parts = {}
     for key, label in (("entropy", "entropy"), ("epistemic", "epistemic uncertainty")):
-        if outside := run.sets(f"{key}_out"):
+        if outside := select_prefix(f"{key}_out_", run.arrays):
             inside = run.arrays[f"{key}_in"]
-            parts[label] = pictures.uncertainty_histograms(inside, outside, f"{label} (nats)")
-    return parts
+            yield label, pictures.uncertainty_histograms(inside, outside, f"{label} (nats)")
 
 
 def _layers(run: StoredRun) -> Parts:
-    fractions = {run.label(name): fraction for name, fraction in run.fractions().items()}
-    return {"": pictures.layer_sparsity(fractions)} if fractions else {}
+    if fractions := {run.label(name): fraction for name, fraction in run.fractions().items()}:
+        yield "", pictures.layer_sparsity(fractions)
 
 
 _RELIABILITY = "On the diagonal the model is calibrated, below it overconfident."

@@ -67,31 +67,12 @@ def report(run_directories: Sequence[str | Path], out: str | Path | None = None)
     target = Path(run_directories[0]) / "report.html" if out is None else Path(out)
     inputs = (file for run in runs.values() for file in run.path.iterdir())
     check_not_in_use(target, (file for file in inputs if file.suffix != ".html"))
-    page = _render(runs)
-    make_directory(target.parent)
-    write_atomically(target, page.encode())
-    return target
-
-
-def render(**parts: Any) -> str:
-    """A page from its parts: `title`, `notes`, tables and pictures. Their text is escaped.
-
-    Args:
-        parts: the variables of the template; those that are left out are empty.
-    """
-    options: dict[str, Any] = {"autoescape": True, "undefined": jinja2.ChainableUndefined}
-    environment = jinja2.Environment(**options, trim_blocks=True, lstrip_blocks=True)
-    text = files("vardrop.app.report").joinpath("page.html").read_text(encoding="utf-8")
-    return environment.from_string(text).render(**parts)
-
-
-def _render(runs: Runs) -> str:
     compared, several = compare_stored(runs), len(runs) > 1
-    pictures = [(p.title, p.caption, cards) for p in PICTURES if (cards := p.cards(runs))]
+    pictures = [(p.title, p.caption, cards) for p in PICTURES if (cards := [*p.cards(runs)])]
     if several and compared.select():
         pictures.insert(0, ("", "", [make_card(_SCORES, _SCORES, compared.plot())]))
     main, others = _score_tables(runs, compared)
-    return render(
+    page = render(
         title=", ".join(runs) if len(runs) <= _NAMED else f"{len(runs)} runs",
         runs=runs,
         verdicts={name: summary.verdict(name, run, compared) for name, run in runs.items()},
@@ -108,6 +89,21 @@ def _render(runs: Runs) -> str:
         },
         facts=_fact_table(runs),
     )
+    make_directory(target.parent)
+    write_atomically(target, page.encode())
+    return target
+
+
+def render(**parts: Any) -> str:
+    """A page from its parts: `title`, `notes`, tables and pictures. Their text is escaped.
+
+    Args:
+        parts: the variables of the template; those that are left out are empty.
+    """
+    options: dict[str, Any] = {"autoescape": True, "undefined": jinja2.ChainableUndefined}
+    environment = jinja2.Environment(**options, trim_blocks=True, lstrip_blocks=True)
+    text = files("vardrop.app.report").joinpath("page.html").read_text(encoding="utf-8")
+    return environment.from_string(text).render(**parts)
 
 
 def _score_tables(runs: Runs, compared: Comparison) -> tuple[Table, Table]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from vardrop.app.report.comparison import Comparison
@@ -59,37 +59,31 @@ def _quality(run: StoredRun, scores: Mapping[str, Estimate]) -> tuple[str, str]:
     return f"{title(name)} {score}", f"{text}."
 
 
-def _against_plain(run: StoredRun) -> list[tuple[str, str]]:
+def _against_plain(run: StoredRun) -> Iterator[tuple[str, str]]:
     """The plain model on held-out examples, if the run was compared with it."""
     held_out = run.results.get("held_out") or {}
-    against = (run.results.get("against") or {}).get("plain")
-    if not against:
-        return []
-    word = judge_difference("nll", Estimate(against["nll"], against["error"]))
-    head = f"{word} than the plain model" if word else "no clear difference from the plain model"
-    nll, plain = (number(held_out[name]["nll"]) for name in ("net", "plain"))
-    gap = f"{number(against['nll'])} \N{PLUS-MINUS SIGN} {number(against['error'])}"
-    text = f"on held-out examples: NLL {nll}, plain model {plain}; difference {gap}."
-    return [(head, text)]
+    if against := (run.results.get("against") or {}).get("plain"):
+        word = judge_difference("nll", Estimate(against["nll"], against["error"]))
+        head = f"{word} than" if word else "no clear difference from"
+        nll, plain = (number(held_out[name]["nll"]) for name in ("net", "plain"))
+        gap = f"{number(against['nll'])} \N{PLUS-MINUS SIGN} {number(against['error'])}"
+        text = f"on held-out examples: NLL {nll}, plain model {plain}; difference {gap}."
+        yield f"{head} the plain model", text
 
 
-def _compression(run: StoredRun) -> list[tuple[str, str]]:
-    stored = run.results.get("compression") or {}
-    if not stored:
-        return []
-    weights, macs = (stored[f"{k}_after"] / stored[f"{k}_before"] for k in ("weights", "macs"))
-    before, after = (number(stored[f"test_score_{when}"]) for when in ("before", "after"))
-    head = f"{weights:.1%} of the weights and {macs:.1%} of the multiplications left"
-    size = f"; packed file: {packed:,} bytes" if (packed := stored.get("packed_bytes")) else ""
-    text = f"after compression; {title(stored['score'])} on test data {before} to {after}{size}."
-    return [(head, text)]
+def _compression(run: StoredRun) -> Iterator[tuple[str, str]]:
+    if stored := run.results.get("compression"):
+        weights, macs = (stored[f"{k}_after"] / stored[f"{k}_before"] for k in ("weights", "macs"))
+        before, after = (number(stored[f"test_score_{when}"]) for when in ("before", "after"))
+        head = f"{weights:.1%} of the weights and {macs:.1%} of the multiplications left"
+        size = f"; packed file: {packed:,} bytes" if (packed := stored.get("packed_bytes")) else ""
+        scores = f"{title(stored['score'])} on test data {before} to {after}"
+        yield head, f"after compression; {scores}{size}."
 
 
-def notes(runs: Mapping[str, StoredRun]) -> list[str]:
+def notes(runs: Mapping[str, StoredRun]) -> Iterator[str]:
     """Limits of the results: advice, and notes of the evaluation. Several runs are named."""
-    texts = []
     for name, run in runs.items():
         advice = (run.results.get("held_out") or {}).get("advice")
         limits = filter(None, (advice, *(run.results.get("notes") or [])))
-        texts += [f"{name}: {note}" if len(runs) > 1 else str(note) for note in limits]
-    return texts
+        yield from (f"{name}: {note}" if len(runs) > 1 else str(note) for note in limits)

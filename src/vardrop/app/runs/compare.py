@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from vardrop._core.checks import check_integer, check_type
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import digest
 from vardrop.app.data import Roles, load_dataset
 from vardrop.app.runs.config import free_directory, prepare, working
@@ -152,6 +152,7 @@ def _finish(path: Path, data: Source, net: str | nn.Module, **options: Any) -> S
 def _compare_seeds(runs: Mapping[str, Sequence[StoredRun]]) -> Comparison:
     from vardrop.app.report import Comparison
 
+    frame = import_optional("pandas").DataFrame
     by_seed = {label: _scores_by_seed(stored) for label, stored in runs.items()}
     (reference, first), *_ = runs.items()
     rows = {run.results.get("test_rows") for stored in runs.values() for run in stored}
@@ -172,9 +173,7 @@ def _compare_seeds(runs: Mapping[str, Sequence[StoredRun]]) -> Comparison:
             if name in others
         }
         differences[label] = {name: repetition_estimate(gap, ratio) for name, gap in gaps.items()}
-        each = [run.sizes() for run in runs[label]]
-        names = dict.fromkeys(name for one in each for name in one)
-        means = {n: sum(one.get(n, 0) for one in each) / len(each) for n in names}
+        means = frame([run.sizes() for run in runs[label]]).fillna(0.0).mean().to_dict()
         sizes[label] = {n: round(v, 2) if n == "seconds" else round(v) for n, v in means.items()}
     del differences[reference]
     notes = ["One seed has no interval. Use more seeds."] if len(first) == 1 else []

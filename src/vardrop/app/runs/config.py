@@ -77,9 +77,7 @@ class Config:
     def units(self) -> tuple[float, float]:
         """Mean and standard deviation of a numeric target; 0 and 1 for classes."""
         columns = self.about.preprocessing
-        if columns is None or self.about.task == "classification":
-            return 0.0, 1.0
-        return columns.target_mean, columns.target_std
+        return (0.0, 1.0) if columns is None else (columns.target_mean, columns.target_std)
 
     def load_data(
         self,

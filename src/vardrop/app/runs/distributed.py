@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import report_errors
 from vardrop._core.processes import World
 from vardrop._core.rng import CPU
 
@@ -24,14 +24,12 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         name = "cpu" if accelerator is None or accelerator.type == "mps" else accelerator.type
-    try:
+    text = f"Expected `device` to be available, but got {name!r}. Use auto or cpu."
+    with report_errors(lambda e: text):
         device = torch.device(name)
         if device.type not in ("cpu", "mps") and device.index is None:
             device = torch.device(device.type, int(os.environ.get("LOCAL_RANK", "0")))
         return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as absent:
-        text = f"Expected `device` to be available, but got {name!r}. Use auto or cpu."
-        raise VardropError(text) from absent
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ from vardrop.app.runs.config import check_output, working
 from vardrop.app.runs.run import SAMPLES, Run
 from vardrop.app.store import Record
 from vardrop.layers import Variational
-from vardrop.metrics.validate import weighted_mean
 
 if TYPE_CHECKING:
     import pandas
@@ -71,7 +70,7 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> Record
         "known": _summarize_targets(run),
         "held_out": {} if choice is None else choice.to_json(),
         "against": {} if choice is None else choice.against(),
-        "layers": _layers(run.net),
+        "layers": [*_layers(run.net)],
         "metrics": {},
         "notes": [_UNTESTED, *_notes(run)],
     }
@@ -108,11 +107,7 @@ def _summarize_targets(run: Run) -> Record:
     """Class counts, or mean and standard deviation, of the training targets."""
     rows = run.data.train.join(run.data.validation)
     weight = None if rows.weight is None else rows.weights
-    if run.about.task == "classification":
-        return {"counts": torch.bincount(rows.y, weight, len(run.about.classes)).tolist()}
-    y = in_units(run, rows.y).double().flatten()
-    mean = float(weighted_mean(y, weight))
-    return {"mean": mean, "std": float(weighted_mean((y - mean).square(), weight).sqrt())}
+    return scores.summarize_targets(in_units(run, rows.y), weight, len(run.about.classes))
 
 
 def in_units(run: Run, y: Tensor) -> Tensor:
@@ -125,17 +120,21 @@ def score_prediction(
     run: Run, p: Prediction, y: Tensor, weight: Tensor | None, targets: Record
 ) -> Record:
     """Scores of a prediction, and of the baseline that predicts the same for every row."""
-    if not p.classifies:
-        interval = run.interval(p, scores.LEVEL)
-        scored = scores.number_scores(p.mean, p.std, p.log_prob(y), y, interval, weight)
-        baseline = {"name": "mean", **scores.constant(targets["mean"], targets["std"], y, weight)}
-        return {**dataclasses.asdict(scored), "baseline": baseline}
-    classes, counts = run.about.classes, torch.tensor(targets["counts"]).double()
+    both = p, scores.baseline_prediction(targets, len(y))
     # With log-probabilities, because a probability rounded to zero makes the NLL infinite.
-    scored = scores.class_scores(p.probs, p.log_prob(y), y, classes, counts / counts.sum(), weight)
-    scored.notes.extend(_notes(run))
-    baseline = {"name": "majority", **scores.majority(counts, y, classes, weight)}
-    return {**dataclasses.asdict(scored), "baseline": baseline}
+    if p.classifies:
+        counts = torch.tensor(targets["counts"]).double()
+        rest = y, run.about.classes, counts / counts.sum(), weight
+        scored, simple = (scores.class_scores(q.probs, q.log_prob(y), *rest) for q in both)
+        scored.notes.extend(_notes(run))
+    else:
+        ends = run.interval(p, scores.LEVEL), both[1].interval(scores.LEVEL)
+        scored, simple = (
+            scores.number_scores(q.mean, q.std, q.log_prob(y), y, interval, weight)
+            for q, interval in zip(both, ends, strict=True)
+        )
+    name = "majority" if p.classifies else "mean"
+    return {**dataclasses.asdict(scored), "baseline": {"name": name, **simple.metrics}}
 
 
 def _notes(run: Run) -> list[str]:
@@ -143,14 +142,13 @@ def _notes(run: Run) -> list[str]:
     return [] if run.config.settings.class_weight is None else [_WEIGHED]
 
 
-def _layers(net: nn.Module) -> list[Record]:
+def _layers(net: nn.Module) -> Iterator[Record]:
     """Name, type and number of weights of each layer, without biases."""
-    layers = []
     for name, module in net.named_modules():
         names = module.weight_axes if isinstance(module, Variational) else ("weight",)
-        count = sum(t.numel() for n, t in module.named_parameters(recurse=False) if n in names)
-        layers.append({"name": name, "kind": type(module).__name__, "weights": count})
-    return [layer for layer in layers if layer["weights"]]
+        parameters = module.named_parameters(recurse=False)
+        if count := sum(t.numel() for n, t in parameters if n in names):
+            yield {"name": name, "kind": type(module).__name__, "weights": count}
 
 
 def evaluate_rows(

@@ -22,7 +22,7 @@ from vardrop.app.data.preprocessing import Roles, Task, label
 from vardrop.app.data.splits import About, with_class_weight
 from vardrop.app.data.tables import describe, is_table
 from vardrop.app.runs.config import Config, Data, free_directory, new_directory, working
-from vardrop.app.runs.distributed import join_processes
+from vardrop.app.runs.distributed import join_processes, resolve_device
 from vardrop.app.runs.evaluate import measure
 from vardrop.app.runs.held_out import Choice
 from vardrop.app.runs.models import fresh_net, method_named
@@ -106,7 +106,7 @@ def fit(
     chosen = Settings.from_json(options, {*inspect.signature(fit).parameters, *_ROLES})
     for package in ("safetensors", "pandas", "sklearn"):  # an error before anything is trained
         import_optional(package)
-    device = chosen.torch_device()
+    device = resolve_device(chosen.device)
     with join_processes(device) as world:
         dataset = source.read(data, validation, test, chosen.seed)
         about = dataset.about
@@ -245,7 +245,7 @@ def resume(
     check_arguments(out=out, callback=callback, progress=progress)
     check_type("net", net, nn.Module | None, "a fresh network")
     path = Path(out or ".")
-    device = _apply_changes(Config.read(path), path, changes).settings.torch_device()
+    device = resolve_device(_apply_changes(Config.read(path), path, changes).settings.device)
     with join_processes(device) as world, working(path) if world.first else nullcontext():
         # Read again, now that no other process can change it.
         config = _apply_changes(Config.read(path), path, changes)

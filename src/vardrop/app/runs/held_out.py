@@ -15,9 +15,10 @@ from vardrop._core.checks import check_number, check_type
 from vardrop._core.files import read_tensors
 from vardrop.app.data.preprocessing import Task
 from vardrop.app.data.splits import Part, fold_numbers
-from vardrop.app.runs.recorder import join_parts, select_prefix
+from vardrop.app.runs.recorder import join_parts
+from vardrop.app.runs.scores import baseline_prediction, summarize_targets
 from vardrop.app.score_texts import judge_difference
-from vardrop.app.store import Record, reading
+from vardrop.app.store import Record, reading, select_prefix
 from vardrop.metrics.intervals import Estimate
 from vardrop.prediction import Conformal, Prediction
 from vardrop.prediction.conformal import conformal_rule
@@ -137,7 +138,7 @@ class Choice:
         """The choice that `state` described. Parts that do not fit raise an error."""
         with reading(source, "the choices of held-out rows"):
             deviations, shares = tensors["deviations"], tensors["shares"]
-            rows = select_prefix("rows", tensors)
+            rows = select_prefix("rows.", tensors)
             choice = cls(**fields, rows=rows, deviations=deviations, shares=shares)
             check_number("beta", choice.beta, at_least=0)
             check_number("log_scale", choice.log_scale, at_least=-_FARTHEST, below=_FARTHEST)
@@ -185,44 +186,30 @@ def score_held_out(
     Args:
         held: predictions of held-out rows, and these rows.
         log_scale: log of the scale of the noise, or of the temperature.
-        unit: the standard deviation of the target.
+        unit: the standard deviation of the target, 1 for classes.
     """
     scaled = [(p.rescale(math.exp(log_scale)), part.y) for p, part in held]
     share = torch.cat([part.weights for _, part in held])
     share = share / share.mean()
     shares = torch.cat([part.shares for _, part in held])
-    rows = -torch.cat([p.log_prob(y).double() for p, y in scaled])
+    logs = torch.cat([p.log_prob(y).double() for p, y in scaled])
+    rows = (math.log(unit) - logs) * share
     if held[0][0].classifies:
         right = torch.cat([p.probs.argmax(1) == y for p, y in scaled])
         deviations = 1 - torch.cat([p.probs.gather(1, y[:, None]).flatten() for p, y in scaled])
-        rows = rows * share
-        scores = {"nll": float(rows.mean()), "accuracy": float((right * share).mean())}
-        return HeldOutScores(scores, rows, deviations, shares)
-    rows = (rows + math.log(unit)) * share
-    square = torch.cat([(y - p.mean).double().flatten(1).square().mean(1) for p, y in scaled])
-    scores = {"nll": float(rows.mean()), "rmse": unit * math.sqrt(float((square * share).mean()))}
-    deviations = torch.cat([((y - p.mean).abs() / p.std).flatten(1).amax(1) for p, y in scaled])
-    return HeldOutScores(scores, rows, deviations, shares)
+        score = {"accuracy": float((right * share).mean())}
+    else:
+        square = torch.cat([(y - p.mean).double().flatten(1).square().mean(1) for p, y in scaled])
+        deviations = torch.cat([((y - p.mean).abs() / p.std).flatten(1).amax(1) for p, y in scaled])
+        score = {"rmse": unit * math.sqrt(float((square * share).mean()))}
+    return HeldOutScores({"nll": float(rows.mean()), **score}, rows, deviations, shares)
 
 
 def baseline_scores(pairs: Pairs, classes: int, unit: float) -> HeldOutScores:
     """Scores of a model without inputs: mean and standard deviation, or class frequencies."""
-    rows, errors = [], []
-    for train, held in pairs:
-        weight = train.weights
-        if classes:
-            counts = torch.bincount(train.y, weight, classes) + 1.0
-            rows.append(-(counts / counts.sum()).log()[held.y])
-            errors.append((held.y != counts.argmax()).double())
-        else:
-            y = train.y.double().flatten()
-            mean = (weight * y).sum() / weight.sum()
-            spread = (weight * (y - mean).square()).sum() / weight.sum()
-            normal = torch.distributions.Normal(mean, spread.sqrt().clamp(min=1e-6))
-            rows.append(math.log(unit) - normal.log_prob(held.y.double()).flatten())
-            errors.append((held.y - mean).double().square().flatten())
-    share = torch.cat([held.weights for _, held in pairs])
-    share = share / share.mean()
-    nll, error = torch.cat(rows) * share, float((torch.cat(errors) * share).mean())
-    scores = {"accuracy": 1 - error} if classes else {"rmse": unit * math.sqrt(error)}
-    return HeldOutScores({"nll": float(nll.mean()), **scores}, nll)
+    targets = [summarize_targets(train.y, train.weights, classes) for train, _ in pairs]
+    predicted = [
+        (baseline_prediction(known, len(held.y)), held)
+        for known, (_, held) in zip(targets, pairs, strict=True)
+    ]
+    return score_held_out(predicted, 0.0, unit)

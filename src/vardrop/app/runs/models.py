@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.checks import suggest
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, report_errors
 from vardrop._core.rng import preserve_rng
 from vardrop.app.data.splits import Kind
 from vardrop.app.runs.config import Config
@@ -113,11 +113,11 @@ def _lenet5(shape: Shape, outputs: int) -> nn.Sequential:
     return nn.Sequential(*features, nn.Linear(width, 500), nn.ReLU(), nn.Linear(500, outputs))
 
 
-NETS: dict[str, tuple[str, Callable[[Shape, int], nn.Sequential]]] = {
-    "mlp50": ("dense, two hidden layers of 50", lambda s, n: _dense(s, (50, 50, n))),
-    "mlp": ("dense, two hidden layers of 100", lambda s, n: _dense(s, (100, 100, n))),
-    "lenet300": ("dense, hidden layers of 300 and 100", lambda s, n: _dense(s, (300, 100, n))),
-    "lenet5": ("two convolutions and a hidden layer of 500; for images", _lenet5),
+NETS: dict[str, Callable[[Shape, int], nn.Sequential]] = {
+    "mlp50": lambda shape, outputs: _dense(shape, (50, 50, outputs)),
+    "mlp": lambda shape, outputs: _dense(shape, (100, 100, outputs)),
+    "lenet300": lambda shape, outputs: _dense(shape, (300, 100, outputs)),
+    "lenet5": _lenet5,
 }
 
 
@@ -160,7 +160,7 @@ def build_net(
         return nn.Sequential(first, *build_net(name, (first.features,), outputs))
     if name not in NETS:
         return _dense(shape, (*map(int, name.split("-")[1:]), outputs))
-    return NETS[name][1](shape, outputs)
+    return NETS[name](shape, outputs)
 
 
 def check_net_name(name: str) -> None:
@@ -173,10 +173,11 @@ def check_net_name(name: str) -> None:
 def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
     """The network before training: a custom one, or a named one with its seed."""
     if not config.own_net:
-        about = config.about
+        about, columns = config.about, config.about.preprocessing
+        outputs = about.outputs * (2 if config.settings.heteroscedastic else 1)
+        embeddings = {} if columns is None else columns.embeddings
         with preserve_rng(seed=config.settings.seed):
-            outputs = about.outputs * (2 if config.settings.heteroscedastic else 1)
-            return build_net(config.net, about.shape, outputs, about.embeddings)
+            return build_net(config.net, about.shape, outputs, embeddings)
     if net is None:
         raise VardropError(f"The run has a custom model ({config.net}). Pass a fresh one as `net`.")
     return net
@@ -198,11 +199,10 @@ def build_elbo(
     """
     if not config.own_net:
         stored = sum(t.numel() for t in tensors.values())
-        try:
-            with torch.device("meta"):
-                wanted = sum(p.numel() for p in fresh_net(config).parameters())
-        except (RuntimeError, TypeError, OverflowError) as wrong:  # sizes beyond any memory
-            raise VardropError(f"Expected {source} to hold a model, but got: {wrong}.") from wrong
+        # Errors are for sizes beyond any memory.
+        text = f"Expected {source} to hold a model, but got"
+        with report_errors(lambda e: f"{text}: {e}."), torch.device("meta"):
+            wanted = sum(p.numel() for p in fresh_net(config).parameters())
         if wanted > stored:
             numbers = f"the {wanted} numbers of the model {config.net}, but got {stored}"
             raise VardropError(f"Expected {source} to hold {numbers}. It is damaged.")

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vardrop._core import files
-from vardrop._core.errors import NotFiniteError, VardropError
+from vardrop._core.errors import NotFiniteError, report_errors
 from vardrop._core.sharding import is_sharded
 from vardrop.app import store
 from vardrop.app.runs.run_callbacks import RunCallback
@@ -35,11 +36,11 @@ class Recorder(Callback):
 
     Args:
         directory: an existing directory that no other process writes to.
-        phase: the name of this part of the run, stored in the checkpoint.
+        phase: the name of this part of the run, stored in the checkpoint. A model is kept, in
+            addition to the checkpoint, in the phase "fit".
         first_epoch: the number of epochs of earlier phases.
         validate: returns scores on validation data, with "nll" among them; None for no scores.
         compare_from: the epoch from which models are compared. With infinity the last one is kept.
-        keeps: whether a model is kept at all, in addition to the checkpoint.
         patience: stop after so many epochs without a better model.
         seconds: write a checkpoint inside an epoch after so many seconds.
         pause: write no checkpoint at the end of an epoch, except the last, within this many times
@@ -53,7 +54,6 @@ class Recorder(Callback):
     first_epoch: int = 0
     validate: Validate | None = None
     compare_from: float = 0
-    keeps: bool = True
     patience: int | None = None
     seconds: float = math.inf
     pause: float = 0.0
@@ -122,7 +122,7 @@ class Recorder(Callback):
 
     def _store(self, epoch: int) -> None:
         """Write the latest model if none was compared, the history and, last, the checkpoint."""
-        if self.keeps and self.best_beta is None:
+        if self.phase == "fit" and self.best_beta is None:
             self._keep(epoch)
         if self._pending:
             files.append(self.directory / store.HISTORY, self._pending)
@@ -136,7 +136,7 @@ class Recorder(Callback):
         """
         elbo, world = self._loop.elbo, self._loop.world
         early = not record["validation"] or self._loop.epoch <= self.compare_from
-        if early or not self.keeps or not world.first:
+        if early or self.phase != "fit" or not world.first:
             return
         divergence = float(kl(elbo.net).detach()) if has_noise(elbo.net) else 0.0
         loss = record["validation"]["nll"] + record["beta"] * divergence / elbo.num_data
@@ -173,10 +173,10 @@ class Recorder(Callback):
         """Set the loop, its model and its optimizer to the checkpoint."""
         path = self.directory / store.CHECKPOINT
         tensors, progress = read_checkpoint(self.directory)
-        load_module(loop.elbo, select_prefix("elbo", tensors), path)
+        load_module(loop.elbo, store.select_prefix("elbo.", tensors), path)
         with store.reading(path, "a checkpoint of this run"):
-            load_optimizer(loop.optimizer, select_prefix("optimizer", tensors))
-            loop.load_state(select_prefix("loop", tensors), progress)
+            load_optimizer(loop.optimizer, store.select_prefix("optimizer.", tensors))
+            loop.load_state(store.select_prefix("loop.", tensors), progress)
             self.best_beta, self.waited = progress["best_beta"], progress["waited"]
         self.best = math.inf if progress["best"] is None else progress["best"]
         if loop.world.first:
@@ -201,12 +201,6 @@ def read_checkpoint(directory: Path) -> tuple[dict[str, Tensor], store.Record]:
 
 def _to_line(record: store.Record) -> bytes:
     return (json.dumps(files.with_checksum(record), allow_nan=False) + "\n").encode()
-
-
-def select_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names start with `prefix.`, without it."""
-    start = f"{prefix}."
-    return {k.removeprefix(start): t for k, t in tensors.items() if k.startswith(start)}
 
 
 def join_parts(parts: Mapping[Any, Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -241,8 +235,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor])
 
 def load_module(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     """Load the tensors of a module. If they do not fit, the error names the file."""
-    try:
+    text = f"Expected {path} to fit the model, but got"
+    with report_errors(lambda e: f"{text}: {shorten(str(e), 300)}. Pass the trained model."):
         module.load_state_dict(tensors)
-    except RuntimeError as misfit:
-        text = f"Expected {path} to fit the model, but got: {' '.join(str(misfit).split())[:300]}"
-        raise VardropError(f"{text}. Pass the trained model.") from misfit

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.checks import check_number, check_type
+from vardrop._core.checks import check_type
 from vardrop._core.errors import NotFiniteError, VardropError
 from vardrop._core.files import read_tensors, with_checksum, write_json
 from vardrop.app.data import About, Dataset
@@ -24,8 +24,15 @@ from vardrop.app.data.tables import read_table
 from vardrop.app.runs.config import Config
 from vardrop.app.runs.held_out import CHOICE, Choice
 from vardrop.app.runs.models import build_elbo
-from vardrop.app.runs.recorder import join_parts, select_prefix
-from vardrop.app.store import BEST, Record, read_history, read_progress, read_sealed
+from vardrop.app.runs.recorder import join_parts
+from vardrop.app.store import (
+    BEST,
+    Record,
+    read_history,
+    read_progress,
+    read_sealed,
+    select_prefix,
+)
 from vardrop.noisy import has_noise
 from vardrop.objective import ELBO
 from vardrop.prediction import Conformal, Interval, Prediction, predict, predict_batches
@@ -73,8 +80,8 @@ class Model:
         config = Config.from_json(stored["config"], stored["preprocessing"], str(path))
         chosen, choice = stored["choice"], None
         if chosen is not None:
-            choice = Choice.from_state(select_prefix("choice", tensors), chosen, str(path))
-        model = cls(config, build_elbo(config, select_prefix("elbo", tensors), path, net), choice)
+            choice = Choice.from_state(select_prefix("choice.", tensors), chosen, str(path))
+        model = cls(config, build_elbo(config, select_prefix("elbo.", tensors), path, net), choice)
         if unknown := sorted(tensors.keys() - model.state()[0].keys()):
             text = f"Expected {path} to hold the tensors of its model"
             raise VardropError(f"{text}, but got the unknown {unknown[0]!r}. It is damaged.")
@@ -163,9 +170,7 @@ class Model:
             yield self.in_units(p)
 
     def in_units(self, p: Prediction) -> Prediction:
-        """Convert a prediction of the scaled target to the units of the target."""
-        if p.classifies or self.about.preprocessing is None:
-            return p
+        """Convert a prediction of the scaled target to the units of the target, if it has any."""
         mean, std = self.config.units
         return p.to_units(mean, std, copy.deepcopy(p.likelihood).double().scaled(std))
 
@@ -187,7 +192,6 @@ class Model:
         """
         if p.classifies or self.choice is None:
             return p.interval(level)
-        check_number("level", level, above=0, below=1)
         rule = self.choice.conformal(level)
         return rule.interval(p) if math.isfinite(rule.quantile) else p.interval(level)
 
@@ -204,7 +208,6 @@ class Model:
         Returns:
             A mask (N, C), True for the classes inside.
         """
-        check_number("level", level, above=0, below=1)
         if not p.classifies:
             raise VardropError("`sets` needs classes, but the target is a number. Use `interval`.")
         rule = Conformal(level, math.inf) if self.choice is None else self.choice.conformal(level)
@@ -372,16 +375,9 @@ def _check_finite(rows: Tensor, what: str, batch: int) -> Tensor:
     return rows
 
 
-def predict_tensor(
-    elbo: ELBO,
-    x: Tensor,
-    samples: int,
-    seed: int,
-    draw: Draw = "estimator",
-    batch_size: int = _BATCH,
-) -> Prediction:
+def predict_tensor(elbo: ELBO, x: Tensor, samples: int, seed: int) -> Prediction:
     """Predict in batches with the likelihood of an objective. 0 samples use the mean weights."""
-    return predict(elbo, x.split(batch_size), **_sampling(elbo, samples, seed, draw))
+    return predict(elbo, x.split(_BATCH), **_sampling(elbo, samples, seed, "estimator"))
 
 
 def _sampling(elbo: ELBO, samples: int, seed: int, draw: Draw) -> dict[str, Any]:

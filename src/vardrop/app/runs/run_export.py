@@ -116,16 +116,10 @@ def _write(run: Run, predictor: Predictor, outputs: Sequence[str] | None, path: 
     onnx = import_optional("onnx", "compress")
     on_request = _ON_REQUEST.get(run.about.task, ())
     names = outputs or [n for n in predictor.output_names if n not in on_request]
-    for name in names:
-        check_choice("outputs", name, predictor.output_names)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "net.onnx"
         export_onnx(predictor, torch.zeros(2, *run.about.shape), file, outputs=names)
-        # With the prefix no inner name equals the name of an output or a column.
-        model = onnx.compose.add_prefix(onnx.load(file), "answer/")
-    for port, name in zip(model.graph.output, names, strict=True):
-        model.graph.node.append(onnx.helper.make_node("Identity", [port.name], [name]))
-        port.name = name
+        model = onnx.load(file)
     metadata = {
         "samples": str(predictor.samples),
         "vardrop": version("vardrop"),
@@ -137,10 +131,6 @@ def _write(run: Run, predictor: Predictor, outputs: Sequence[str] | None, path: 
     onnx.helper.set_model_props(model, metadata)
     if run.about.preprocessing is not None:
         model = with_preprocessing(model, run.about.preprocessing)
-    else:
-        (port,) = model.graph.input
-        model.graph.node.insert(0, onnx.helper.make_node("Identity", ["x"], [port.name]))
-        port.name = "x"
     raw = model.SerializeToString()
     write_atomically(path, raw)
     return len(raw)

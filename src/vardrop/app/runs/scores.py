@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vardrop import metrics
 from vardrop._core.errors import import_optional
-from vardrop.functional.normal import LOG_2PI
+from vardrop.likelihoods import Categorical, HeteroscedasticGaussian, Likelihood
 from vardrop.metrics.validate import weighted_mean
+from vardrop.prediction import Prediction
+from vardrop.prediction.prediction import Summary
 
 Scores = dict[str, float | None]
 LEVEL = 0.95
@@ -61,7 +64,7 @@ def class_scores(
     if weight is not None and bool((weight > 0).any()):
         counts = weight > 0
         probs, log_probs, y, weight = probs[counts], log_probs[counts], y[counts], weight[counts]
-    notes, sklearn = _note_missing_classes(y, classes), import_optional("sklearn.metrics")
+    notes, sklearn = [*_note_missing_classes(y, classes)], import_optional("sklearn.metrics")
     truth, guess = y.cpu().numpy(), probs.argmax(1).cpu().numpy()
     share = {"sample_weight": None if weight is None else weight.cpu().numpy()}
     present = y.unique().tolist()
@@ -100,16 +103,14 @@ def class_scores(
     return Scored(scores, pairs.reshape(len(classes), -1).tolist(), notes)
 
 
-def _note_missing_classes(y: Tensor, classes: Sequence[str]) -> list[str]:
+def _note_missing_classes(y: Tensor, classes: Sequence[str]) -> Iterator[str]:
     """A note on classes without test examples, if there are any."""
-    absent = [name for k, name in enumerate(classes) if not bool((y == k).any())]
-    if not absent:
-        return []
-    shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
-    effect = "balanced accuracy, AUROC, average precision and F1 are undefined"
-    if len(classes) - len(absent) > 1:
-        effect = "averages over classes leave it out"
-    return [f"The test part has no row of class {shown}: {effect}."]
+    if absent := [name for k, name in enumerate(classes) if not bool((y == k).any())]:
+        shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
+        effect = "balanced accuracy, AUROC, average precision and F1 are undefined"
+        if len(classes) - len(absent) > 1:
+            effect = "averages over classes leave it out"
+        yield f"The test part has no row of class {shown}: {effect}."
 
 
 def _clamp(log_probs: Tensor, notes: list[str]) -> Tensor:
@@ -147,27 +148,33 @@ def number_scores(
     return Scored(scores, notes=[] if spread else [_EQUAL_TARGETS])
 
 
-def majority(
-    counts: Tensor, y: Tensor, classes: Sequence[str], weight: Tensor | None = None
-) -> Scores:
-    """Scores of the class frequencies of the training data as the prediction.
+def summarize_targets(y: Tensor, weight: Tensor | None, classes: int) -> dict[str, Any]:
+    """Class counts, or mean and standard deviation, of targets in double precision.
 
     Args:
-        counts: training examples of each class, shape (K,).
-        y: class indices, shape (N,).
-        classes: K names.
+        y: class indices or numbers.
         weight: weight of each example, shape (N,).
+        classes: the number of classes, 0 for a regression.
     """
-    counts = counts.double()
-    probs = ((counts + 1) / (counts.sum() + len(classes))).expand(len(y), -1)
-    logs = probs.log()[range(len(y)), y]
-    return class_scores(probs, logs, y, classes, counts / counts.sum(), weight).metrics
+    if classes:
+        return {"counts": torch.bincount(y, weight, classes).tolist()}
+    y = y.double().flatten()
+    mean = weighted_mean(y, weight)
+    return {"mean": float(mean), "std": float(weighted_mean((y - mean).square(), weight).sqrt())}
 
 
-def constant(mean: float, std: float, y: Tensor, weight: Tensor | None = None) -> Scores:
-    """Scores of the mean and standard deviation of the training targets as the prediction."""
-    y = y.double()
-    means, stds = torch.full_like(y, mean), torch.full_like(y, max(std, 1e-12))
-    wide = math.sqrt(2) * float(torch.erfinv(torch.tensor(LEVEL, dtype=torch.float64))) * stds
-    logs = -0.5 * (((y - means) / stds).square() + LOG_2PI) - stds.log()
-    return number_scores(means, stds, logs, y, (means - wide, means + wide), weight).metrics
+def baseline_prediction(targets: Mapping[str, Any], rows: int) -> Prediction:
+    """The prediction of a model without inputs: class frequencies, or one normal distribution.
+
+    Args:
+        targets: of the training rows, see `summarize_targets`. Every class counts once more.
+        rows: the number of examples to predict.
+    """
+    likelihood: Likelihood = Categorical() if "counts" in targets else HeteroscedasticGaussian()
+    if "counts" in targets:
+        output = [math.log(count + 1) for count in targets["counts"]]
+    else:
+        output = [targets["mean"], 2 * math.log(max(targets["std"], 1e-12))]
+    summary = Summary(likelihood, 1)
+    summary.add(torch.tensor(output, dtype=torch.float64).expand(1, rows, -1))
+    return summary.prediction()

@@ -7,11 +7,8 @@ import math
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
-import torch
-
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type, suggest
 from vardrop._core.errors import VardropError
-from vardrop.app.runs.distributed import resolve_device
 from vardrop.objective.schedules import Schedule, linear_warmup
 from vardrop.tuning.train import Precision
 
@@ -174,10 +171,6 @@ class Settings:
             "cosine": lambda e: 0.5 * (1 + math.cos(math.pi * e / epochs)),
         }
         return falls[self.rate]
-
-    def torch_device(self) -> torch.device:
-        """The device. Raises an error if it is not available."""
-        return resolve_device(self.device)
 
     @classmethod
     def from_json(cls, stored: dict[str, Any], others: Iterable[str] = ()) -> Settings:

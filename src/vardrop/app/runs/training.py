@@ -216,7 +216,6 @@ def _run_phase(
         first_epoch=settings.pretrain if final else 0,
         validate=training.validate,
         compare_from=(0 if plain else settings.warm) if training.best else math.inf,
-        keeps=final,
         patience=settings.patience if final else None,
         seconds=settings.checkpoint_seconds,
         pause=_PAUSE,

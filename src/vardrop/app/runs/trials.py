@@ -66,8 +66,7 @@ class FitJob:
     @property
     def rows(self) -> Part:
         """The rows of the final training."""
-        data = self.data
-        return data.train.join(data.validation) if self.folded else data.train
+        return self.data.train.join(self.data.validation) if self.folded else self.data.train
 
     def pairs(self) -> Pairs:
         """Pairs of rows to train on and rows to score."""
@@ -210,7 +209,7 @@ def _try(
 
     Folds are trained together if possible.
     """
-    trainings, elbos = [], None
+    trainings = []
     for weight in weights:
         config, settings = job.config, job.config.settings
         if weight is None:
@@ -224,13 +223,13 @@ def _try(
             trainings.append(
                 Training(config, job.world, path, train, validate, weight or 0.0, best)
             )
-    if job.folded:
-        elbos = train_stacked(trainings, job.net, job.callback.trial(label))
+    watch = job.callback.trial
+    elbos = train_stacked(trainings, job.net, watch(label)) if job.folded else None
     if elbos is None:
-        elbos = []
-        for training in trainings:
-            callback = job.callback.trial(f"trial {training.directory.name}")
-            elbos.append(train_net(training, copy.deepcopy(job.net), callback, job.resuming))
+        elbos = [
+            train_net(t, copy.deepcopy(job.net), watch(f"trial {t.directory.name}"), job.resuming)
+            for t in trainings
+        ]
     models = iter(elbos)
     tried = {w: job.score([(next(models), held) for _, held in pairs]) for w in weights}
     for weight, (_, scores) in tried.items():
