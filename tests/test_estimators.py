@@ -118,11 +118,6 @@ def test_explicit_noise_of_another_estimator_is_an_error(estimator):
     assert_refused("Expected `noise` to be .*, but got", layer, torch.randn(4, 5), noise=wrong)
 
 
-def test_flipout_needs_symmetric_noise():
-    with pytest.raises(vd.VardropError, match="not symmetric.*Use per_example"):
-        vd.Recipe(vd.posteriors.Bernoulli(0.5), estimator=vd.flipout)
-
-
 @dataclass(frozen=True)
 class Laplace(vd.posteriors.Posterior):
     """A third party's posterior, w - weight ~ Laplace(exp(log_scale)), with what it declares."""
@@ -168,8 +163,9 @@ LIMIT = LocalReparameterization(central_limit=True)
     (vd.posteriors.Bernoulli(0.5), vd.local_reparameterization, "not normal"),
     (vd.posteriors.Bernoulli(0.5, per="input"), vd.local_reparameterization, "independent noise"),
     (vd.posteriors.Bernoulli(0.5, per="input"), LIMIT, "independent noise"),
+    (vd.posteriors.Bernoulli(0.5), vd.flipout, "not symmetric.*Use per_example"),
 ])  # fmt: skip
-def test_local_reparameterisation_takes_what_it_fits(posterior, estimator, match):
+def test_an_estimator_takes_what_it_fits(posterior, estimator, match):
     assert_refused(match, vd.Recipe, posterior, estimator=estimator)
     assert_refused(match, vd.Linear, 3, 2, posterior=posterior, estimator=estimator)
 

@@ -84,21 +84,6 @@ def test_onnxruntime_quantises_the_file(tmp_path):
     assert (answer(tmp_path / "int8.onnx", x) - net(x)).abs().max() < 0.05 * net(x).abs().max()
 
 
-def noisy_net():
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
-    return vd.convert(net, vd.sparse_vd(log_sigma2=-2.0)).eval()
-
-
-@pytest.mark.slow
-def test_a_graph_of_draws_takes_its_noise(tmp_path):
-    predictor, x = vd.freeze(noisy_net(), 3), torch.randn(5, 1, 4, 4)
-    vd.export_onnx(predictor, x[:1], tmp_path / "net.onnx", outputs=["draws"], noise="input")
-    graph = predictor.graph(x, ["draws"], "input")
-    noise = graph.noise_like(x)
-    assert noise.shape == (3, 5, 2 * 4 + 3)
-    assert torch.allclose(answer(tmp_path / "net.onnx", x, noise), graph(x, noise)[0], atol=1e-5)
-
-
 def test_inputs_of_a_graph_with_draws_have_names(tmp_path):
     class Two(Parts):
         def forward(self, x, context):
@@ -114,8 +99,13 @@ def test_inputs_of_a_graph_with_draws_have_names(tmp_path):
 
 
 def test_draws_are_those_of_the_layers():
-    net, x, noise = noisy_net(), torch.randn(5, 1, 4, 4), torch.randn(2, 5, 11)
-    (found,) = vd.freeze(net, 2).graph(x, ["draws"], "input")(x, noise)
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+    vd.convert(net, vd.sparse_vd(log_sigma2=-2.0)).eval()
+    x = torch.randn(5, 1, 4, 4)
+    graph = vd.freeze(net, 2).graph(x, ["draws"], "input")
+    noise = graph.noise_like(x)
+    assert noise.shape == (2, 5, 2 * 4 + 3)
+    (found,) = graph(x, noise)
     for s in range(2):
         hidden = net[0](x, noise=noise[s, :, :8].view(5, 2, 2, 2)).relu()
         expected = net[3](hidden.flatten(1), noise=noise[s, :, 8:])
@@ -189,19 +179,12 @@ def test_a_graph_with_given_noise_draws_as_predict_does():
     torch.testing.assert_close(epistemic, p.epistemic, rtol=0, atol=1e-6)
 
 
-ONE_LAYER = {
-    "alone": (lambda: nn.Linear(4, 3), "*"),
-    "last": (mlp, "2"),
-    "before a norm": (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "*"),
-}
-
-
-LAST = pytest.param("last", marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("name", ["alone", "before a norm", LAST])
-def test_one_noisy_layer_is_drawn_in_the_graph(tmp_path, name):
-    make, where = ONE_LAYER[name]
+@pytest.mark.parametrize("make, where", [
+    (lambda: nn.Linear(4, 3), "*"),
+    (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "*"),
+    pytest.param(mlp, "2", marks=pytest.mark.slow),
+], ids=["alone", "before a norm", "last"])  # fmt: skip
+def test_one_noisy_layer_is_drawn_in_the_graph(tmp_path, make, where):
     net = vd.convert(make(), vd.sparse_vd(log_sigma2=-2.0), where).eval()
     batches = (torch.randn(rows, 4) for rows in (2, 1, 5))
     check_noise(tmp_path / "net.onnx", vd.freeze(net, samples=6), *batches)
@@ -334,16 +317,6 @@ def test_draws_that_are_passes_have_the_distribution_of_predictions(make, recipe
     assert ((drawn.mean(0) - expected.mean(0)).abs() / error.clamp_min(1e-6)).max() < 5
     ratio = drawn.std(0) / expected.std(0).clamp_min(1e-9)
     assert 0.75 < ratio.min() <= ratio.max() < 1.33
-
-
-def test_a_shrunken_net_that_keeps_its_posterior_is_small_and_uncertain(tmp_path):
-    net = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 3))
-    net = vd.shrink(vd.convert(net, vd.l0()), torch.randn(4, 20)).net
-    small, x = vd.convert(net, vd.bayes_by_backprop(log_sigma2=-4.0)).eval(), torch.randn(5, 20)
-    predictor = vd.freeze(small, mode="moments")
-    vd.export_onnx(predictor, x, tmp_path / "net.onnx", outputs=("probs", "epistemic"))
-    found = answers(tmp_path / "net.onnx", x)
-    assert np.allclose(found["epistemic"], predictor(x).epistemic, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 import vardrop as vd
-from tests.refusals import assert_refused
 from tests.z_scores import assert_mean, assert_variance
 from vardrop.functional import concrete_mean_ratio
 
@@ -227,11 +226,6 @@ def test_dependent_gate_sees_each_example():
     before = gate.running_mean.clone()
     gate(x + 100)
     assert torch.equal(gate.running_mean, before), "evaluation changes the statistics"
-
-
-def test_bad_input():
-    assert_refused("a trained Beta-Bernoulli gate", vd.Gate, vd.DependentBetaBernoulli(), 3)
-    assert_refused("Expected `per` to be 'layer'", vd.GaussianDropout, granularity="example")
 
 
 @pytest.mark.parametrize("temperature", [0.1, 2 / 3, 1.0, 2.0])

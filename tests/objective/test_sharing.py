@@ -15,9 +15,9 @@ from tests.refusals import assert_refused
 from tests.replay import replay
 from vardrop.posteriors import Axes
 
-DRAWS = vd.Recipe(vd.AdditiveGaussian(-3.0), vd.LogUniform(), vd.weight_sample)
 RECIPES = {
-    "local": vd.sparse_vd(log_sigma2=-3.0), "draws": DRAWS,
+    "local": vd.sparse_vd(log_sigma2=-3.0),
+    "draws": vd.Recipe(vd.AdditiveGaussian(-3.0), vd.LogUniform(), vd.weight_sample),
     "flipout": vd.Recipe(vd.AdditiveGaussian(-3.0), vd.LogUniform(), vd.flipout),
     "normal": vd.bayes_by_backprop(log_sigma2=-3.0), "ard": vd.ard(log_sigma2=-3.0),
     "sigmoid": vd.sparse_vd(log_sigma2=-3.0, form="sigmoid"),

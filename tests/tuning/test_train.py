@@ -219,19 +219,9 @@ def recurrent():
     return Parts(run, cells=nn.LSTM(1, 4, batch_first=True), last=nn.Linear(4, 1))
 
 
-class Told(RunCallback):
-    def __init__(self):
-        self.notes = []
-
-    def trial(self, label):
-        return self
-
-    def note(self, text):
-        self.notes.append(text)
-
-
 def test_nets_that_cannot_run_side_by_side_run_one_after_the_other(tmp_path):
-    told = Told()
-    run = vd.fit("diabetes", recurrent(), vd.bayes_by_backprop(), out=tmp_path / "r", epochs=1, callback=told)  # fmt: skip
-    assert any(note.startswith("one after the other: ") for note in told.notes)
+    watch, notes = RunCallback(), []
+    watch.trial, watch.note = lambda label: watch, notes.append
+    run = vd.fit("diabetes", recurrent(), vd.bayes_by_backprop(), out=tmp_path / "r", epochs=1, callback=watch)  # fmt: skip
+    assert any(note.startswith("one after the other: ") for note in notes)
     assert run.results["metrics"]["rmse"] > 0

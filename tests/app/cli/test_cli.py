@@ -81,17 +81,6 @@ def test_training_speaks_json_and_prints_inferred_types(folder, capsys):
     assert err == ""  # no bar without a terminal
 
 
-def test_resume_goes_on_and_force_overwrites(folder, capsys):
-    out = folder / "r"
-    assert call("fit", "iris", "--out", out, "--epochs", 1, "--json") == 0
-    assert call("fit", "--resume", "--out", out, "--epochs", 3, "--json") == 0
-    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [e["epoch"] for e in events if e["event"] == "epoch"] == [0, 1, 2]
-    assert call("fit", "iris", "--out", out, "--epochs", 1) == 1
-    assert "--resume, overwrite with --force" in capsys.readouterr().err
-    assert call("fit", "iris", "--out", out, "--epochs", 1, "--force") == 0
-
-
 def test_methods_are_listed_with_papers(capsys):
     recommended, _, every = printed(capsys, "methods").out.partition("All methods:")
     assert {line.split()[0] for line in recommended.splitlines()[1:] if line} == set(RECOMMENDED)
@@ -166,13 +155,6 @@ def test_the_shell_completes(typed, offered, monkeypatch, capsys):
 
 def test_no_argument_is_help(capsys):
     assert "--install-completion" in printed(capsys).out
-
-
-def test_what_fails_before_training_leaves_no_directory(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    assert call("fit", "digits", "--include", "nothing", "--out", "untouched") == 1
-    assert call("fit", "digits", "--recipe", "mc_dropout", "--out", "untouched") == 1
-    assert not (folder / "untouched").exists()
 
 
 def test_debug_shows_where(folder, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -48,12 +49,9 @@ def here(tmp_path, monkeypatch):
     """An empty working directory, and nothing imported from it afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
     monkeypatch.setattr(catalog, "_REGISTERED", {})
-    before = dict(METHODS)
-    yield tmp_path
-    METHODS.clear()
-    METHODS.update(before)
+    with mock.patch.dict(METHODS):
+        yield tmp_path
     sys.modules.pop("mine", None)
 
 

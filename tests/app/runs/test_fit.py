@@ -41,11 +41,6 @@ def classes(tmp_path_factory):
                beta=1.0, compare=False)  # fmt: skip
 
 
-def test_a_method_for_other_nets_is_refused_with_the_reason(tmp_path):
-    with pytest.raises(vd.VardropError, match="one mask per sequence is for recurrent layers"):
-        fit("iris", "mlp", vd.recurrent_dropout(), out=tmp_path / "run", **QUICK)
-
-
 @pytest.mark.parametrize("name", [*(m for m in runs.METHODS if m not in RECURRENT), "none"])
 def test_every_method_fits_and_loads_again(tmp_path, name):
     recipe = runs.method_named(name, OPTIONS.get(name))
@@ -282,10 +277,9 @@ def test_an_argument_that_is_not_known_is_told_with_the_nearest(tmp_path, given,
 
 
 def test_a_method_may_be_named_as_on_the_command_line(tmp_path):
-    quick = {"epochs": 1, "folds": 1, "beta": 0.1, "compare": False}
-    run = vd.fit("iris", "mlp50", "sparse_vd", out=tmp_path / "named", **quick)
+    run = vd.fit("iris", "mlp50", "sparse_vd", out=tmp_path / "named", **QUICK)
     assert run.config.method == vd.sparse_vd()
-    assert vd.fit("iris", "mlp50", "none", out=tmp_path / "plain", **quick).config.method is None
+    assert vd.fit("iris", "mlp50", "none", out=tmp_path / "plain", **QUICK).config.method is None
     assert_refused(r"method 'sparse'\.", vd.fit, "iris", "mlp50", "sparse", out=tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
