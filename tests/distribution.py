@@ -61,9 +61,7 @@ def use(path, torch, wheel, extra):
 def main():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--torch", default="torch", help="the torch to install, such as torch==2.10"
-    )
+    parser.add_argument("--torch", default="torch", help="what to install, such as torch==2.10")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "distribution")
     parser.add_argument("--extras", nargs="*", default=["", *project["optional-dependencies"]])
     options = parser.parse_args()
@@ -78,10 +76,8 @@ def main():
         (wheel,) = (file for file in files if file.suffix == ".whl")
         (source,) = (file for file in files if file.suffix == ".gz")
         assert source.stat().st_size < LARGEST, "the source distribution is too large"
-        rows = [
-            use(folder / f"wheel-{extra or 'none'}", options.torch, wheel, extra)
-            for extra in options.extras
-        ]
+        names = {extra: folder / f"wheel-{extra or 'none'}" for extra in options.extras}
+        rows = [use(path, options.torch, wheel, extra) for extra, path in names.items()]
     shutil.rmtree(folder)
     print("| extra | packages | steps passed | steps skipped | demo | install |")
     print("|---|--:|--:|--:|---|--:|")

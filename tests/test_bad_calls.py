@@ -189,8 +189,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "shrink an ELBO": (lambda: vd.shrink(elbo(), X), "`net` to be a model, but got ELBO. Pass its `net`"),
     "export an ELBO": (lambda: vd.export_program(elbo(), X), "but got ELBO.* vardrop.freeze"),
     **{f"{verb.__name__} an ELBO": (lambda verb=verb: verb(elbo(), "net"), "but got ELBO. Pass its `net`") for verb in (vd.save_noisy, vd.pack)},
-    "to_json number": (lambda: vd.to_json(3), "`value` to be a value such as"),
-    "to_json net": (lambda: vd.to_json(nn.Linear(2, 1)), "`value` to be .* but got a Linear"),
+    "to_json net": (lambda: vd.to_json(nn.Linear(2, 1)), "`value` to be a value such as .* but got a Linear"),
 }  # fmt: skip
 
 

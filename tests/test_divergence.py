@@ -30,9 +30,10 @@ def quadrature(mean, variance, log_prob):
     return integrate.quad(f, -12, 12, limit=200)[0]
 
 
-@pytest.mark.parametrize(
-    "prior", [vd.Normal(), vd.Normal(0.3, 0.5), vd.StudentT(1.0), vd.StudentT(0.1, 0.2)]
-)
+PROPER = [vd.Normal(), vd.Normal(0.3, 0.5), vd.StudentT(1.0), vd.StudentT(0.1, 0.2)]
+
+
+@pytest.mark.parametrize("prior", PROPER)
 def test_gaussian_posterior_against_quadrature(prior):
     q = vd.AdditiveGaussian(log_sigma2=-1.5)
     expected = sum(quadrature(float(w), math.exp(-1.5), prior.log_prob) for w in WEIGHT.flatten())

@@ -11,6 +11,7 @@ from torch import nn
 import vardrop as vd
 from tests.compression.nets import NETS, sparsen
 from tests.nets import Parts
+from tests.pairs import slow_but
 from tests.prediction.nets import NETS as PREDICTED, trained
 from tests.refusals import assert_refused
 from tests.z_scores import z_bound
@@ -42,9 +43,7 @@ def shrunken(name):
     return vd.shrink(net, torch.zeros(1, *shape), drop_inputs=True).net, shape
 
 
-@pytest.mark.parametrize(
-    "name", [n if n == "residual" else pytest.param(n, marks=pytest.mark.slow) for n in NETS]
-)
+@pytest.mark.parametrize("name", slow_but(NETS, "residual"))
 def test_onnx_equals_torch(tmp_path, name):
     small, shape = shrunken(name)
     size = vd.export_onnx(small, torch.zeros(1, *shape), tmp_path / "net.onnx")
@@ -120,15 +119,14 @@ def mlp(outputs=3):
     return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, outputs))
 
 
-def assert_answers(found, predictor, expected, atol=1e-5):
-    for name, value in zip(predictor.output_names, expected, strict=True):
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=atol, msg=name)
+def assert_answers(found, predictor, expected):
+    expected = dict(zip(predictor.output_names, expected, strict=True))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def check_answers(path, predictor, x, *others):
     """The file answers as the predictor does."""
-    size = vd.export_onnx(predictor, x, path)
-    assert size == path.stat().st_size
+    assert vd.export_onnx(predictor, x, path) == path.stat().st_size
     for batch in (x, *others):
         found = answers(path, batch)
         assert tuple(found) == predictor.output_names
@@ -150,16 +148,13 @@ def check_noise(path, predictor, x, *others):
         assert_answers(answers(path, batch, noise), predictor, expected)
 
 
-@pytest.mark.parametrize("name", ["residual", pytest.param("norms", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", slow_but(["residual", "norms"], "residual"))
 def test_moments_are_one_graph_with_the_numbers_of_torch(tmp_path, name):
     net, x = trained(name)
-    predictor = vd.freeze(net, mode="moments")
-    check_answers(tmp_path / "net.onnx", predictor, x[:1], x, x[3:4])
+    check_answers(tmp_path / "net.onnx", vd.freeze(net, mode="moments"), x[:1], x, x[3:4])
 
 
-@pytest.mark.parametrize(
-    "name", ["residual", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tokens", "norms"))]
-)
+@pytest.mark.parametrize("name", slow_but(["residual", "tokens", "norms"], "residual"))
 def test_draws_are_those_of_the_noise_that_is_passed_in(tmp_path, name):
     net, x = trained(name)
     check_noise(tmp_path / "net.onnx", vd.freeze(net, samples=6), x[:1], x)
@@ -219,9 +214,7 @@ LIKELIHOODS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", [n if n == "gaussian" else pytest.param(n, marks=pytest.mark.slow) for n in LIKELIHOODS]
-)
+@pytest.mark.parametrize("name", slow_but(LIKELIHOODS, "gaussian"))
 def test_every_likelihood_answers(tmp_path, name):
     likelihood, outputs = LIKELIHOODS[name]
     net = vd.convert(mlp(outputs), vd.bayes_by_backprop(log_sigma2=-3.0)).eval()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import vardrop as vd
 from experiments.selective import unlabelled_kappa
-from tests.nets import Parts
+from tests.nets import Named
 from tests.refusals import assert_refused
 from tests.z_scores import assert_mean, assert_variance
 from vardrop.likelihoods import Likelihood, resolve_likelihood
@@ -150,20 +150,13 @@ def by_loop(output: Tensor, y: Tensor, pad: int = PAD) -> Tensor:
     return torch.stack([loss(o, t, ignore_index=pad, reduction="sum") for o, t in each])
 
 
-class Tagger(Parts):
-    """A class for every token."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.hidden(x)[0])
-
-
 def noisy() -> nn.Module:
-    """With weights that are drawn, so that the noise does not depend on the number of tokens."""
+    """A class for every token, with weights that are drawn, so that the noise does not depend on the number of tokens."""
     recipe = vd.Recipe(vd.AdditiveGaussian(-6.0), vd.Normal(), vd.weight_sample)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers = {"hidden": nn.GRU(3, 8, batch_first=True), "last": nn.Linear(8, C)}
-        return vd.convert(Tagger(None, **layers), recipe)
+        return vd.convert(Named(lambda net, x: net.last(net.hidden(x)[0]), **layers), recipe)
 
 
 @pytest.mark.parametrize("pad", [PAD, 0, C])

@@ -169,7 +169,7 @@ def test_a_clone_starts_without_what_belongs_to_another_call() -> None:
     assert not any("_switches" in vars(m) for m in twin.modules())
 
 
-def test_models_are_cloned_and_checked_while_another_thread_switches_the_noise() -> None:
+def test_models_are_cloned_and_checked_while_another_thread_switches_the_noise(request) -> None:
     layers = [nn.Linear(4, 4) for _ in range(20)]
     model, stop = vd.convert(nn.Sequential(*layers), vd.sparse_vd()), threading.Event()
 
@@ -178,20 +178,17 @@ def test_models_are_cloned_and_checked_while_another_thread_switches_the_noise()
             with vd.sampling(model):
                 pass
 
-    interval = sys.getswitchinterval()
+    request.addfinalizer(functools.partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor() as threads:
-            switching = threads.submit(switch)
-            try:
-                clones = [clone_modules(model) for _ in range(200)]
-                for _ in range(500):
-                    find_unswitched_dropout(model, torch.zeros(1, 4))
-            finally:
-                stop.set()
-            switching.result()
-    finally:
-        sys.setswitchinterval(interval)
+    with ThreadPoolExecutor() as threads:
+        switching = threads.submit(switch)
+        try:
+            clones = [clone_modules(model) for _ in range(200)]
+            for _ in range(500):
+                find_unswitched_dropout(model, torch.zeros(1, 4))
+        finally:
+            stop.set()
+        switching.result()
     assert not any("_switches" in vars(m) for clone in clones for m in clone.modules())
 
 

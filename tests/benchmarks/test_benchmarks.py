@@ -92,18 +92,12 @@ def test_the_page_opens_with_the_cost_relative_to_plain_torch_at_its_best():
     assert results.prediction_cost(measured)[-1] == "| CNN, 8 | 2.00 | 40 | - | - |"
 
 
-PAGE = (results.HERE / "RESULTS.md").read_text()
-
-
-@pytest.fixture
-def stored():
-    """The run that the page is of."""
-    date = re.search(r"^(\d{4}-\d\d-\d\dT[\d:]+), ", PAGE, re.MULTILINE)[1]
-    return json.loads((results.HERE / "history" / f"{date.replace(':', '')}.json").read_text())
-
-
-def test_the_page_is_the_page_of_its_run_and_says_what_was_missed_and_why(stored):
-    assert results.markdown(stored) == PAGE
+def test_the_page_is_the_page_of_its_run_and_says_what_was_missed_and_why():
+    page = (results.HERE / "RESULTS.md").read_text()
+    date = re.search(r"^(\d{4}-\d\d-\d\dT[\d:]+), ", page, re.MULTILINE)[1]
+    file = results.HERE / "history" / f"{date.replace(':', '')}.json"
+    stored = json.loads(file.read_text())
+    assert results.markdown(stored) == page
     for row in stored["rows"]:
         row |= {"ratio": row["ratio"] and 9 * row["ratio"], "profile": [["aten::mm", 0.6]]}
     stored["parts"][0]["others"] = 1.2
@@ -262,9 +256,10 @@ def refilled(net, x):
     return Model(noisy, noisy, lambda: mean, noisy.parameters)
 
 
-@pytest.mark.parametrize(
-    "build", [by_hand, *(next(iter(beside(peer).values())) for peer in ("torchbnn", "cplxmodule"))]
-)
+BUILDERS = [by_hand, *(next(iter(beside(name).values())) for name in ("torchbnn", "cplxmodule"))]
+
+
+@pytest.mark.parametrize("build", BUILDERS)
 def test_right_candidates_pass_the_checks(build):
     assert checks.check(build)["marks"] == []
 
@@ -287,8 +282,7 @@ def test_pruned_nets_shrink_to_what_training_left(name):
     small = vd.shrink(pruned_nets.pruned(name), torch.zeros(1, 1, 28, 28), drop_inputs=True).net
     found = [m.weight for m in small.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     shapes = [(w.shape[1], w.shape[0], int(w.count_nonzero())) for w in found]
-    left = pruned_nets.left(name)
-    assert shapes == [(c["inputs"], c["outputs"], c["weights"]) for c in left]
+    assert shapes == [(c["inputs"], c["outputs"], c["weights"]) for c in pruned_nets.left(name)]
 
 
 def test_a_library_that_does_not_install_is_written_down(tmp_path, monkeypatch):

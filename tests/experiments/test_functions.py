@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 from experiments import havasi, random_code, text, trainings, uci
 from experiments.command import FUNCTIONS
 from experiments.trainings import Watch
+from tests.pairs import slow_but
 from vardrop.app.data import Images
 
 TINY = {
@@ -117,12 +118,10 @@ class Cut(Exception):
 
 
 WATCHED = [n for n, f in FUNCTIONS.items() if "watch" in inspect.signature(f).parameters]
-ALWAYS = {"width_errors", "sparse_mnist", "sparse_units", "coded_bytes", "character_lstm"}
+ALWAYS = ("width_errors", "sparse_mnist", "sparse_units", "coded_bytes", "character_lstm")
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in WATCHED]
-)
+@pytest.mark.parametrize("name", slow_but(WATCHED, *ALWAYS))
 def test_a_run_that_was_cut_off_has_the_figures_of_a_whole_one(name, few, tmp_path, monkeypatch):
     read_here = lambda path, net: random_code.read_code(path, havasi.full_net(net))
     monkeypatch.setattr(havasi, "_read_elsewhere", read_here)  # not in another process

@@ -223,11 +223,11 @@ def test_recorded_results_meet_the_bounds():
 # The quick version of every experiment keeps its bounds, which fail when a method stops working.
 
 
+MNIST = (data_directory() or Path()) / "mnist"
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not (data_directory() or Path()).joinpath("mnist").is_dir(),
-    reason="MNIST is not there (VARDROP_DATA)",
-)
+@pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST is not there (VARDROP_DATA)")
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_quick_version_keeps_its_bounds(name: str, tmp_path: Path) -> None:
     if name == "neklyudov/cartpole":

@@ -118,8 +118,7 @@ def test_a_fast_path_is_its_reference(name):
         outputs = list(out[:2]) if isinstance(out, tuple) else [out]
         loss = sum((t * t).sum() for t in outputs)
         results.append([*outputs, *torch.autograd.grad(loss, inputs)])
-    for fast, plain in zip(*results, strict=True):
-        torch.testing.assert_close(fast, plain, rtol=rtol, atol=1e-5)
+    torch.testing.assert_close(*results, rtol=rtol, atol=1e-5)
 
 
 @pytest.mark.parametrize("divergence, plain", [
@@ -139,8 +138,7 @@ def test_second_derivatives_of_shared_weights(divergence, plain):
         slopes = torch.autograd.grad(total, (weight, log_sigma2), create_graph=True)
         squares = sum(s.square().sum() for s in slopes)
         results.append((*slopes, *torch.autograd.grad(squares, (weight, log_sigma2))))
-    for ours, expected in zip(*results, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
 def test_reference_switches_all_of_them_off():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from tests.integrations.models import MODELS, batch_of, one_row
+from tests.integrations.models import MODELS, batch_of, make, one_row
 from tests.nets import Named, is_same_state
 from tests.refusals import assert_refused, unchanged
 from tests.running import python
@@ -110,8 +110,8 @@ def test_what_plan_says_is_noisy_draws_noise(name, recipe, attention):
 
 
 def test_no_dropout_of_the_models_is_left_in_their_code():
-    for name, make in MODELS.items():
-        assert vd.gates.find_functional_dropout(make(), batch_of(name)) == {}
+    for name, build in MODELS.items():
+        assert vd.gates.find_functional_dropout(build(), batch_of(name)) == {}
 
 
 def test_a_plain_model_is_predicted_with_the_dropout_of_its_attention():
@@ -137,13 +137,10 @@ def test_dropout_around_a_model_is_part_of_predictions():
 
 def test_prediction_draws_the_attention_dropout_that_training_has():
     """Whatever the recipe: dropout of the net is part of what was trained."""
-    quiet = {"hidden_dropout_prob": 0.0, "classifier_dropout": 0.0}
-    import transformers
-
-    config = transformers.BertConfig(**{**MODELS["bert"]().config.to_dict(), **quiet})
-    model, batch = transformers.BertForSequenceClassification(config), batch_of("bert")
+    model = make("bert", hidden_dropout_prob=0.0, classifier_dropout=0.0)
     vd.convert(model, vd.bayes_by_backprop(log_sigma2=-60.0), include="classifier")
-    assert vd.predict(model, batch, samples=8, likelihood=vd.Values()).std.max() > 1e-6
+    p = vd.predict(model, batch_of("bert"), samples=8, likelihood=vd.Values())
+    assert p.std.max() > 1e-6
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
@@ -263,8 +260,7 @@ def test_a_checkpoint_that_is_not_whole_is_refused(tmp_path):
     (tmp_path / "noise.safetensors").rename(tmp_path / "kept")
     load = functools.partial(from_pretrained, type(model), tmp_path)
     assert_refused(r"Expected noise.safetensors in .*, but it is not", load)
-    data = (tmp_path / "kept").read_bytes()
-    (tmp_path / "noise.safetensors").write_bytes(data[:-8] + bytes(8))
+    (tmp_path / "noise.safetensors").write_bytes((tmp_path / "kept").read_bytes()[:-8] + bytes(8))
     assert_refused("damaged|checksum", load)
     write_tensors(tmp_path / "noise.safetensors", {"x": torch.zeros(1)}, {"format": "another"})
     assert_refused("to be a file of save_pretrained, but got another", load)

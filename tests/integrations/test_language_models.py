@@ -139,8 +139,7 @@ def test_a_head_that_loses_inputs_stays_tied():
 
 
 def test_a_tied_weight_is_noisy_in_both_places_or_in_none():
-    plan = vd.plan(gemma(), vd.bayes_by_backprop())
-    reasons = {s.name: s.reason for s in plan.skips}
+    reasons = {s.name: s.reason for s in vd.plan(gemma(), vd.bayes_by_backprop()).skips}
     assert reasons["model.embed_tokens"] == "a subclass of Embedding with behaviour of its own"
     assert reasons["lm_head"] == "its weight is tied to 'model.embed_tokens', which stays plain"
     drawn = vd.draw(vd.convert(gemma(), vd.bayes_by_backprop(log_sigma2=-4.0)), seed=0)
