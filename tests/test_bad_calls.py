@@ -79,10 +79,6 @@ def noisy():
     return vd.convert(mlp(), vd.sparse_vd())
 
 
-def elbo():
-    return vd.ELBO(noisy(), vd.Categorical(), num_data=8)
-
-
 def objective(**more):
     return vd.ELBO(**{"net": noisy(), "likelihood": vd.Categorical(), "num_data": 10, **more})
 
@@ -186,9 +182,9 @@ CALLS: dict[str, tuple[Any, str]] = {
     "temperature of logits": (lambda: vd.apply_temperature(X, 2.0), "`probs` to be non-negative"),
     "negative errors": (lambda: M.risk_coverage(X[:, 0], -X[:, 0].abs()), "`errors` to be non-negative"),
     "freeze with inputs": (lambda: vd.freeze(noisy(), X), r"`samples` .*call the result: freeze.net..x."),
-    "shrink an ELBO": (lambda: vd.shrink(elbo(), X), "`net` to be a model, but got ELBO. Pass its `net`"),
-    "export an ELBO": (lambda: vd.export_program(elbo(), X), "but got ELBO.* vardrop.freeze"),
-    **{f"{verb.__name__} an ELBO": (lambda verb=verb: verb(elbo(), "net"), "but got ELBO. Pass its `net`") for verb in (vd.save_noisy, vd.pack)},
+    "shrink an ELBO": (lambda: vd.shrink(objective(), X), "`net` to be a model, but got ELBO. Pass its `net`"),
+    "export an ELBO": (lambda: vd.export_program(objective(), X), "but got ELBO.* vardrop.freeze"),
+    **{f"{verb.__name__} an ELBO": (lambda verb=verb: verb(objective(), "net"), "but got ELBO. Pass its `net`") for verb in (vd.save_noisy, vd.pack)},
     "to_json net": (lambda: vd.to_json(nn.Linear(2, 1)), "`value` to be a value such as .* but got a Linear"),
 }  # fmt: skip
 

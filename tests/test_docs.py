@@ -1,6 +1,5 @@
 """The examples of the README and of docs/ run and print what the pages show; numbers match files."""
 
-import importlib.util
 import json
 import os
 import re
@@ -15,6 +14,7 @@ import pytest
 import torch
 import typer
 from docs import outputs
+from docs.tutorials import write
 
 import vardrop as vd
 from tests.running import ROOT, TORCHRUN, python
@@ -178,22 +178,13 @@ TUTORIALS = ROOT / "docs" / "tutorials"
 SCRIPTS = sorted(p for p in TUTORIALS.glob("*.py") if p.stem != "write")
 
 
-@pytest.fixture(scope="module")
-def write():
-    spec = importlib.util.spec_from_file_location("write_tutorials", TUTORIALS / "write.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_every_tutorial_is_listed(write):
+def test_every_tutorial_is_listed():
     assert {p.stem for p in SCRIPTS} == set(write.NAMES)
     assert tuple(re.findall(r"\((\w+)\.md\)", (TUTORIALS / "index.md").read_text())) == write.NAMES
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
-def test_page_and_notebook_are_the_script(write, script):
+def test_page_and_notebook_are_the_script(script):
     cells = write.cells(script.read_text())
     assert len(cells) > 8
     notebook = json.loads(script.with_suffix(".ipynb").read_text())

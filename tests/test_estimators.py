@@ -48,8 +48,7 @@ def moments_by_matrix(layer, x):
             layer.weight.zero_()
             columns.append(shifted - layer(x))
         layer.weight.copy_(weight)
-    variance = layer.variance().detach().flatten()
-    return mean, (torch.stack(columns, -1).square() * variance).sum(-1)
+    return mean, torch.stack(columns, -1).square() @ layer.variance().detach().flatten()
 
 
 def draws_of(layer, x, count=DRAWS):
@@ -122,15 +121,8 @@ def test_explicit_noise_of_another_estimator_is_an_error(estimator):
 class Laplace(vd.posteriors.Posterior):
     """A third party's posterior, w - weight ~ Laplace(exp(log_scale)), with what it declares."""
 
-    declares: Literal["nothing", "per weight", "entropy"] = "nothing"
-
-    @property
-    def noise_per(self):
-        return None if self.declares == "nothing" else "weight"
-
-    @property
-    def has_entropy(self):
-        return self.declares == "entropy"
+    noise_per: Literal["weight"] | None = None
+    has_entropy: bool = False
 
     def initial(self, weight, axes):
         return {"log_scale": torch.full_like(weight, -1.0)}
@@ -152,13 +144,13 @@ class Laplace(vd.posteriors.Posterior):
         return 1 + math.log(2) + tensors["log_scale"]
 
 
-LIMIT = LocalReparameterization(central_limit=True)
+LIMIT, ENTROPIC = LocalReparameterization(central_limit=True), Laplace("weight", has_entropy=True)
 
 
 @pytest.mark.parametrize("posterior, estimator, match", [
     (Laplace(), vd.local_reparameterization, "does not declare in `noise_per`.*Use per_example"),
     (Laplace(), LIMIT, "does not declare in `noise_per`"),
-    (Laplace("per weight"), vd.local_reparameterization, "not normal.*central_limit=True"),
+    (Laplace("weight"), vd.local_reparameterization, "not normal.*central_limit=True"),
     (vd.ZeroMean("sign"), vd.local_reparameterization, "not normal.*central_limit=True"),
     (vd.posteriors.Bernoulli(0.5), vd.local_reparameterization, "not normal"),
     (vd.posteriors.Bernoulli(0.5, per="input"), vd.local_reparameterization, "independent noise"),
@@ -186,7 +178,7 @@ MATCHED += [(kind, recipe) for kind in ("linear", "transposed1d") for recipe in 
     vd.variance_layer("uniform"), vd.variance_layer("uniform", vd.weight_sample),
     vd.dropconnect(0.3), vd.dropconnect(0.3, estimator=vd.per_example), SHARED,
 )]  # fmt: skip
-LIMITED = (Laplace("per weight"), vd.ZeroMean("uniform"), vd.posteriors.Bernoulli(0.5))
+LIMITED = (Laplace("weight"), vd.ZeroMean("uniform"), vd.posteriors.Bernoulli(0.5))
 MATCHED += [(k, vd.Recipe(q, estimator=LIMIT)) for k in FAMILIES[:2] for q in LIMITED]
 
 
@@ -221,7 +213,7 @@ def test_moments_where_a_mask_serves_all_weights_of_an_input(make, shape, adds):
 
 
 def test_an_own_posterior_with_an_entropy_has_a_sampled_kl():
-    recipe = vd.Recipe(Laplace("entropy"), vd.MonteCarlo(vd.Normal()), vd.weight_sample)
+    recipe = vd.Recipe(ENTROPIC, vd.MonteCarlo(vd.Normal()), vd.weight_sample)
     layer = vd.convert(nn.Linear(3, 2).double(), recipe)
     with torch.no_grad():
         draws = torch.stack([vd.kl(layer) for _ in range(4000)])
@@ -231,9 +223,9 @@ def test_an_own_posterior_with_an_entropy_has_a_sampled_kl():
 
 
 @pytest.mark.parametrize("posterior, prior, advice", [
-    (Laplace("entropy"), vd.Normal(), True),
-    (Laplace("per weight"), vd.Normal(), False),
-    (Laplace("entropy"), vd.LogUniform(), False),
+    (ENTROPIC, vd.Normal(), True),
+    (Laplace("weight"), vd.Normal(), False),
+    (ENTROPIC, vd.LogUniform(), False),
 ])  # fmt: skip
 def test_sampling_is_advised_only_where_it_works(posterior, prior, advice):
     with pytest.raises(vd.UnregisteredKLError, match="Add one with `register_kl`") as caught:

@@ -75,7 +75,6 @@ def test_the_batch_size_of_the_example_is_not_fixed(tmp_path, rows):
 
 def test_onnxruntime_quantises_the_file(tmp_path):
     quantization = pytest.importorskip("onnxruntime.quantization")
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 4)).eval()
     size, x = vd.export_onnx(net, torch.zeros(1, 16), tmp_path / "net.onnx"), torch.randn(5, 16)
     quantization.quantize_dynamic(tmp_path / "net.onnx", tmp_path / "int8.onnx")

@@ -17,8 +17,7 @@ from tests.running import ROOT, serve
 NPM = shutil.which("npm")
 PAGE = ROOT / "examples" / "browser"
 CACHE = Path.home() / ".cache" / "vardrop-browser"
-MISSING = browser.CHROMIUM is None or NPM is None
-pytestmark = pytest.mark.skipif(MISSING, reason="needs chromium and npm")
+pytestmark = pytest.mark.skipif(not (browser.CHROMIUM and NPM), reason="needs chromium and npm")
 
 
 @pytest.fixture(scope="module")

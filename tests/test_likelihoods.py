@@ -73,7 +73,6 @@ def test_a_class_of_probability_zero_adds_no_entropy() -> None:
 def test_samples_have_the_distribution_of_the_target(name: str) -> None:
     likelihood, shape, _ = CASES[name]
     output = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    torch.manual_seed(0)
     drawn = torch.stack([likelihood.sample(output) for _ in range(2000)])
     if isinstance(likelihood, vd.Categorical):
         assert_mean(torch.stack([(drawn == c).float() for c in range(3)], 2), output.softmax(1))
@@ -153,10 +152,8 @@ def by_loop(output: Tensor, y: Tensor, pad: int = PAD) -> Tensor:
 def noisy() -> nn.Module:
     """A class for every token, with weights that are drawn, so that the noise does not depend on the number of tokens."""
     recipe = vd.Recipe(vd.AdditiveGaussian(-6.0), vd.Normal(), vd.weight_sample)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layers = {"hidden": nn.GRU(3, 8, batch_first=True), "last": nn.Linear(8, C)}
-        return vd.convert(Named(lambda net, x: net.last(net.hidden(x)[0]), **layers), recipe)
+    layers = {"hidden": nn.GRU(3, 8, batch_first=True), "last": nn.Linear(8, C)}
+    return vd.convert(Named(lambda net, x: net.last(net.hidden(x)[0]), **layers), recipe)
 
 
 @pytest.mark.parametrize("pad", [PAD, 0, C])

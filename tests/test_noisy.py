@@ -19,7 +19,6 @@ from vardrop.gates import find_unswitched_dropout
 
 
 def net() -> nn.Module:
-    torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     return vd.convert(layers, vd.bayes_by_backprop(log_sigma2=-2.0)).eval()
 
@@ -75,7 +74,6 @@ def test_a_second_thread_is_refused_while_one_is_inside() -> None:
 
 
 def encoder() -> nn.Module:
-    torch.manual_seed(0)
     return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
 
 

@@ -89,8 +89,7 @@ def test_tables_with_texts_and_holes(tmp_path):
     X.loc[3, "size"] = np.nan
     model = VardropRegressor(**(FAST | {"epochs": 60})).fit(X, y)
     assert model.feature_names_in_.tolist() == ["size", "town"]
-    same = pd.DataFrame({"size": [0.0, 0.0], "town": ["a", "b"]})
-    first, second = model.predict(same)
+    first, second = model.predict(pd.DataFrame({"size": [0.0, 0.0], "town": ["a", "b"]}))
     assert first - second > 0.4
 
 

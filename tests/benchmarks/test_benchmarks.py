@@ -63,10 +63,8 @@ def test_goals_ask_for_rows_that_are_measured():
     cases |= {f"{name} b{batch}" for name in deploying.NETS for batch in (256, 1)}
     assert {goal.case for goal in GOALS} <= cases
     beside_others = {name + where for name in OURS for where in ("", LAST, COMPILED)}
-    full, quick = (
-        beside_others | {n for case in CASES[:3] for n, _ in train_step.candidates(case, quick=q)}
-        for q in (False, True)
-    )
+    named = lambda quick: {n for c in CASES[:3] for n, _ in train_step.candidates(c, quick=quick)}
+    full, quick = (beside_others | named(quick) for quick in (False, True))
     for goal in GOALS:
         if goal.group == TRAIN:
             assert set(goal.candidates) <= full, goal
@@ -95,8 +93,7 @@ def test_the_page_opens_with_the_cost_relative_to_plain_torch_at_its_best():
 def test_the_page_is_the_page_of_its_run_and_says_what_was_missed_and_why():
     page = (results.HERE / "RESULTS.md").read_text()
     date = re.search(r"^(\d{4}-\d\d-\d\dT[\d:]+), ", page, re.MULTILINE)[1]
-    file = results.HERE / "history" / f"{date.replace(':', '')}.json"
-    stored = json.loads(file.read_text())
+    stored = json.loads((results.HERE / f"history/{date.replace(':', '')}.json").read_text())
     assert results.markdown(stored) == page
     for row in stored["rows"]:
         row |= {"ratio": row["ratio"] and 9 * row["ratio"], "profile": [["aten::mm", 0.6]]}
@@ -117,10 +114,8 @@ def test_the_chart_has_one_bar_for_each_library():
         ("vardrop, weight draws", 1.5, "torchbnn"), ("vardrop, weight draws", 2.5, "bayesian-torch"),
     ]  # fmt: skip
     step = {"group": "train step", "case": "a b1", "threads": 1}
-    rows = [
-        {**step, "candidate": name, "ratio": ratio} | ({"environment": where} if where else {})
-        for name, ratio, where in measured
-    ]
+    where = lambda name: {"environment": name} if name else {}
+    rows = [{**step, "candidate": c, "ratio": r, **where(name)} for c, r, name in measured]
     expected = {"plain torch": 1.0, "torchbnn": 2.5, "bayesian-torch": 4.0}
     assert chart.bars(rows) == {"a b1": {**expected, "vardrop, one sample per batch": 2.0}}
 
@@ -156,8 +151,7 @@ def test_parts_by_name_and_number_of_threads():
 def test_a_library_that_is_absent_is_a_row_with_the_reason(monkeypatch):
     _, record = started()
     monkeypatch.setattr(peers, "ensure", lambda name: {"requirement": "x", "failure": "no x"})
-    rows = run.peer("torchbnn", Settings(), record)
-    told = [(r["case"], r["ratio"], r["note"]) for r in rows]
+    told = [(r["case"], r["ratio"], r["note"]) for r in run.peer("torchbnn", Settings(), record)]
     assert told == [(case.name, None, "no x") for case in CASES[:3]]
 
 

@@ -12,6 +12,7 @@ import vardrop as vd
 from tests.nets import Parts, assert_unchanged, reload
 from tests.refusals import assert_refused
 from tests.zoo.vision import DropPath, StochasticDepth
+from vardrop._core.modules import evaluating
 
 
 def attend(q, k, v, dropout=0.0):
@@ -145,7 +146,7 @@ def test_dropout_inside_torchs_functions_follows_the_switch(make, count, tmp_pat
     assert torch.equal(net(*x)[0], before)
     with vd.sampling(net):
         assert not torch.equal(net(*x)[0], net(*x)[0])
-        with vd.noisy.evaluating(net):  # leaves the mode as it was, not as the switch has it
+        with evaluating(net):  # leaves the mode as it was, not as the switch has it
             pass
     assert torch.equal(net(*x)[0], before)
     with vd.sampling(net.train(), False):

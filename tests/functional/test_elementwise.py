@@ -177,12 +177,10 @@ def test_a_local_output_and_its_derivatives(op, shape, weight, bias):
     draw = torch.randn_like(op(x, mean, None))
 
     def fast(x, mean, variance, shift, spread):
-        weights = mean, shift if bias else None
-        return noise.local_output(op, x, weights, (variance, spread), draw)
+        return noise.local_output(op, x, (mean, shift if bias else None), (variance, spread), draw)
 
     def plain(x, mean, variance, shift, spread):
-        y = op(x, mean, shift if bias else None)
-        return y + op(x * x, variance, spread).sqrt() * draw
+        return op(x, mean, shift if bias else None) + op(x * x, variance, spread).sqrt() * draw
 
     tensors = x, mean, variance, shift, spread
     torch.testing.assert_close(fast(*tensors), plain(*tensors))

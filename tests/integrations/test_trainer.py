@@ -10,7 +10,7 @@ import transformers
 from torch.utils.data import IterableDataset
 
 import vardrop as vd
-from tests.integrations.models import MODELS, batch_of, make
+from tests.integrations.models import MODELS, batch_of, make, without_dropout
 from tests.nets import is_same_state
 from tests.refusals import assert_refused
 from vardrop.integrations.huggingface import from_pretrained, read_noise
@@ -122,13 +122,6 @@ def still(name="bert", **config):
     """A model whose noise is too small to see, without dropout."""
     torch.manual_seed(0)
     return without_dropout(vd.convert(make(name, **config), STILL))
-
-
-def without_dropout(model):
-    for m in model.modules():
-        if isinstance(m, torch.nn.Dropout):
-            m.p = 0.0
-    return model
 
 
 def labelled(labels):

@@ -27,7 +27,6 @@ def tensors(options, batch_first, batch=3, target=4, source=5):
 
 
 def pair(options, batch_first=True, recipe=QUIET):
-    torch.manual_seed(0)
     plain = nn.MultiheadAttention(8, 2, batch_first=batch_first, **options).double()
     return plain, vd.convert(copy.deepcopy(plain), recipe)
 

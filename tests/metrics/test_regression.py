@@ -95,8 +95,7 @@ def random(*shape, seed=0):
 def classes(count, ties=True):
     """Probabilities, with ties or without, and labels that follow them."""
     logits = (2 * random(N, count)).round() / 2 if ties else random(N, count)
-    y = (logits + random(N, count, seed=1)).argmax(1)
-    return logits.softmax(1), y
+    return logits.softmax(1), (logits + random(N, count, seed=1)).argmax(1)
 
 
 def logs(probs, y):

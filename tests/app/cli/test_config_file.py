@@ -77,10 +77,8 @@ def test_a_file_gives_options_and_those_that_are_typed_win(here, capsys):
 
 def test_a_file_names_lists_and_modules_too(here):
     (here / "mine.py").write_text(MINE)
-    (here / "run.toml").write_text(
-        'import = "mine"\ndata = "ramp"\nrecipe = "wide"\nepochs = 1\nfolds = 1\nout = "r"\n'
-        "drop = []\nforce = true\n"
-    )
+    text = 'import = "mine"\ndata = "ramp"\nrecipe = "wide"\nepochs = 1\nfolds = 1\nout = "r"\n'
+    (here / "run.toml").write_text(f"{text}drop = []\nforce = true\n")
     assert call("fit", "--config", "run.toml", "--quiet") == 0
     assert call("fit", "--config", "run.toml", "--quiet") == 0  # forced
 

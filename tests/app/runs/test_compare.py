@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.nets import assert_unchanged
 from tests.refusals import assert_refused
 from vardrop.app.runs import evaluate, fit, load_run, resume
 from vardrop.app.runs.run_callbacks import RunCallback
@@ -268,13 +269,12 @@ def test_data_and_nets_of_ones_own(tmp_path):
     rows = pd.DataFrame({"x": [float(i % 17) for i in range(80)], "z": [i % 3 for i in range(80)]})
     rows["y"] = rows.x + 0.3 * rows.z
     net = nn.Sequential(nn.Flatten(), nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
-    before = {k: v.clone() for k, v in net.state_dict().items()}
     recipes = {"my plain": None, "noisy": vd.bayes_by_backprop()}
     given = {"net": net, "target": "y", **{k: v for k, v in QUICK.items() if k != "compare"}}
-    with pytest.raises(KeyboardInterrupt):
-        vd.compare_methods(rows, recipes, 2, out=tmp_path / "c", callback=Told(1), **given)
-    found = vd.compare_methods(rows, recipes, 2, out=tmp_path / "c", **given)
-    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    with assert_unchanged(net):
+        with pytest.raises(KeyboardInterrupt):
+            vd.compare_methods(rows, recipes, 2, out=tmp_path / "c", callback=Told(1), **given)
+        found = vd.compare_methods(rows, recipes, 2, out=tmp_path / "c", **given)
     assert list(found.scores) == ["my plain", "noisy"]
     own = set((tmp_path / "c").glob("none-*-1"))
     assert own == {Path(found.runs["my plain"][1])}

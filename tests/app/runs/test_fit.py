@@ -28,10 +28,8 @@ OPTIONS = {"mc_dropout": {"drop_rate": 0.1}, "dependent_beta_bernoulli": {"joint
 @pytest.fixture(scope="module")
 def regression(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "diabetes"
-    return fit(
-        "diabetes", "mlp", vd.bayes_by_backprop(), out=out, lr=5e-3, epochs=25, folds=2,
-        compare=False,
-    )  # fmt: skip
+    options = {"lr": 5e-3, "epochs": 25, "folds": 2, "compare": False}
+    return fit("diabetes", "mlp", vd.bayes_by_backprop(), out=out, **options)
 
 
 @pytest.fixture(scope="module")

@@ -200,8 +200,8 @@ def test_a_run_stopped_among_its_trials_ends_as_one_that_was_not(tmp_path, own, 
         fit(path, net(0), out=tmp_path / "parts", callback=StopsIn(3 if alone else 2), **settings)
     assert (tmp_path / "parts" / "trials" / "1-1").is_dir()
     assert not (tmp_path / "parts" / "choice.safetensors").exists()
-    fresh = net(1) if own else None  # with other weights than the first one had
-    check_same(whole, resume(tmp_path / "parts", fresh))
+    # With other weights than the first one had.
+    check_same(whole, resume(tmp_path / "parts", net(1) if own else None))
 
 
 def check_same(whole, parts):
