@@ -23,6 +23,7 @@ from vardrop import heads, recipes
 from vardrop.heads import DropMaxRule, Head
 from vardrop.heads.rules import sparsemax
 from vardrop.testing import HEADS
+from vardrop.tuning import train
 
 RULES = [recipe.rule for recipe in HEADS.values()]
 H, Y = torch.randn(8, 5), torch.randint(4, (8,))
@@ -330,7 +331,7 @@ def test_dropmax_learns_the_digits():
     net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), Head(32, 10, DropMaxRule()))
     elbo = vd.ELBO(net, vd.Categorical(), num_data=1000)
     optimizer = torch.optim.Adam(elbo.parameters(), lr=1e-2)
-    list(vd.tuning.train(elbo, optimizer, x[:1000], y[:1000], 8, 100))
+    list(train(elbo, optimizer, x[:1000], y[:1000], 8, 100))
     x, y = x[1000:], y[1000:]
     assert (net.eval()(x).argmax(1) == y).float().mean() > 0.85
     retained, target = net[2].retain_probability(net[:2](x)), functional.one_hot(y, 10).bool()
