@@ -19,7 +19,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LARGEST = 1_500_000  # bytes of the source distribution
-DEMO = ("app",)
 
 
 def make_environment(path, *packages):
@@ -39,7 +38,7 @@ def use(path, torch, wheel, extra):
     settings = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     settings["OMP_NUM_THREADS"] = "1"  # the machine may be busy
     commands = [[programs / "python", ROOT / "tests" / "smoke.py"]]
-    if extra in DEMO:
+    if extra == "app":
         commands.append([programs / "python", "-m", "vardrop", "--version"])
         commands.append([programs / "vardrop", "demo"])
     with tempfile.TemporaryDirectory() as elsewhere:
@@ -54,16 +53,14 @@ def use(path, torch, wheel, extra):
     packages = len(listed.stdout.splitlines()) - 2
     shutil.rmtree(path)
     steps = (outputs[0].count(": ok"), outputs[0].count(": skipped"))
-    demo = "passed" if extra in DEMO else "-"
+    demo = "passed" if extra == "app" else "-"
     return [extra or "none", str(packages), *map(str, steps), demo, f"{seconds:.0f} s"]
 
 
 def main():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--torch", default="torch", help="the torch to install, such as torch==2.10"
-    )
+    parser.add_argument("--torch", default="torch", help="what to install, such as torch==2.10")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "distribution")
     parser.add_argument("--extras", nargs="*", default=["", *project["optional-dependencies"]])
     options = parser.parse_args()
@@ -78,10 +75,8 @@ def main():
         (wheel,) = (file for file in files if file.suffix == ".whl")
         (source,) = (file for file in files if file.suffix == ".gz")
         assert source.stat().st_size < LARGEST, "the source distribution is too large"
-        rows = [
-            use(folder / f"wheel-{extra or 'none'}", options.torch, wheel, extra)
-            for extra in options.extras
-        ]
+        names = {extra: folder / f"wheel-{extra or 'none'}" for extra in options.extras}
+        rows = [use(path, options.torch, wheel, extra) for extra, path in names.items()]
     shutil.rmtree(folder)
     print("| extra | packages | steps passed | steps skipped | demo | install |")
     print("|---|--:|--:|--:|---|--:|")

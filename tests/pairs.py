@@ -21,5 +21,10 @@ def covering(count: int = 4) -> list[tuple[str, str]]:
     return [pair for pair in pairs if pair in covered]
 
 
+def slow_but(names, *always: str) -> list:
+    """The names, to parametrize by: those that always run, and the others in the slow run."""
+    return [n if n in always else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
 ALWAYS = set(covering(1))
 PAIRS = [pytest.param(*pair, marks=[] if pair in ALWAYS else pytest.mark.slow) for pair in cases()]

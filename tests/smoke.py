@@ -5,6 +5,7 @@
 Steps that need an optional package are skipped if it is not installed. It takes a few seconds.
 """
 
+import platform
 import subprocess
 import sys
 import tempfile
@@ -155,10 +156,8 @@ def run(step, *arguments, needs=()):
 
 
 def main():
-    python = ".".join(map(str, sys.version_info[:3]))
-    print(
-        f"import: vardrop {vd.__version__}, torch {torch.__version__}, Python {python}", flush=True
-    )
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    print(f"import: vardrop {vd.__version__}, {versions}", flush=True)
     torch.manual_seed(0)
     x, y = torch.randn(64, 1, 8, 8), torch.arange(64) % 3
     elbo = run(train, x, y)

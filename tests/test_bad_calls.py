@@ -79,10 +79,6 @@ def noisy():
     return vd.convert(mlp(), vd.sparse_vd())
 
 
-def elbo():
-    return vd.ELBO(noisy(), vd.Categorical(), num_data=8)
-
-
 def objective(**more):
     return vd.ELBO(**{"net": noisy(), "likelihood": vd.Categorical(), "num_data": 10, **more})
 
@@ -105,6 +101,8 @@ CALLS: dict[str, tuple[Any, str]] = {
     "layer gate": (lambda: vd.Linear(4, 3, gate=True), "`gate` to be a FeatureNoise"),
     "layer estimator": (lambda: vd.Linear(4, 3, posterior=vd.AdditiveGaussian(), estimator="x"), "`estimator` to be an Estimator"),
     "gate noise": (lambda: vd.Gate("x", 3), "`noise` to be a FeatureNoise"),
+    "dependent gate alone": (lambda: vd.Gate(vd.DependentBetaBernoulli(), 3), "a trained Beta-Bernoulli gate"),
+    "rate per example": (lambda: vd.GaussianDropout(granularity="example"), "Expected `per` to be 'layer'"),
     "gate of 0 units": (lambda: vd.Gate(vd.BetaBernoulli(), 0), "`units` to be an integer of at"),
     "gate side": (lambda: vd.Gate(vd.BetaBernoulli(), 3, side="q"), "`side` to be one of"),
     "gate width": (lambda: vd.Gate(vd.BetaBernoulli(), 3)(torch.zeros(2, 5)), r"axis -1 of the input to have 3 units, but got shape \(2, 5\)"),
@@ -128,10 +126,8 @@ CALLS: dict[str, tuple[Any, str]] = {
     "convert without weights": (lambda: vd.convert(empty(), vd.ard()), r"'\(net\)' .Linear.: it has no weights"),
     "convert nowhere": (lambda: vd.convert(mlp(), vd.ard(), include=[]), "not selected by `include`"),
     "convert all left out": (lambda: vd.convert(mlp(), vd.ard(), exclude="*"), "3 more|left out by `exclude`"),
-    "revert no net": (lambda: vd.revert(None), "`net` to be a torch.nn.Module, but got None"),
-    "kl no net": (lambda: vd.kl(None), "`net` to be a torch.nn.Module, but got None"),
-    "relevance no net": (lambda: vd.relevance(None), "`net` to be a torch.nn.Module"),
-    "log_alpha no net": (lambda: vd.log_alpha([]), "`net` to be a torch.nn.Module"),
+    **{f"{verb.__name__} no net": (lambda verb=verb: verb(None), "`net` to be a torch.nn.Module, but got None")
+       for verb in (vd.revert, vd.kl, vd.relevance, vd.log_alpha, vd.sparsity, vd.alpha_summary)},
     "sampling no net": (lambda: vd.sampling(None).__enter__(), "`net` to be a torch.nn.Module"),
     "sampling on": (lambda: vd.sampling(noisy(), "x").__enter__(), "`on` to be True or False"),
     "register_kl": (lambda: vd.register_kl(3, 4), "`q_type` to be a subclass of Posterior"),
@@ -152,9 +148,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "labels too few": (lambda: objective()(X, Y[:5]), r"class indices of shape \(8,\), but got .* \(5,"),
     "no labels": (lambda: objective()(X, None), "`y` to be a tensor, but got None"),
     "empty batch": (lambda: objective()(X[:0], Y[:0]), "a batch of at least one example"),
-    "binary 2": (lambda: binary()(X, torch.full((8, 1), 2.0)), "`y` to be between 0 and 1"),
-    "binary -3": (lambda: binary()(X, torch.full((8, 1), -3.0)), "`y` to be between 0 and 1"),
-    "binary nan": (lambda: binary()(X, torch.full((8, 1), NAN)), "`y` to be between 0 and 1"),
+    **{f"binary {y}": (lambda y=y: binary()(X, torch.full((8, 1), y)), "`y` to be between 0 and 1") for y in (2.0, -3.0, NAN)},
     "binary shape": (lambda: binary()(X, torch.ones(8)), r"shape \(8, 1\) of the output"),
     "groups no net": (lambda: vd.parameter_groups(None), "`module` to be a torch.nn.Module"),
     "groups lr": (lambda: vd.parameter_groups(noisy(), lr=-1), "`lr` to be .* at least 0"),
@@ -165,7 +159,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "compile optimizer": (lambda: vd.compile(objective(), "adam"), "`optimizer` to be an optimizer"),
     "alpha threshold": (lambda: vd.alpha_summary(noisy(), NAN), "`threshold` to be a finite number"),
     "sparsity threshold": (lambda: vd.sparsity(noisy(), "x"), "`threshold` to be a finite number"),
-    "sparsity no net": (lambda: vd.sparsity(None), "`net` to be a torch.nn.Module"),
+
     "kappa loader": (lambda: vd.kappa(noisy(), [1, 2]), "`data` to give pairs .* but got 1"),
     "kappa no loader": (lambda: vd.kappa(noisy(), None), "`data` to be a pair .* or batches"),
     "kappa seed": (lambda: vd.kappa(noisy(), [(X, Y)], seed=0.5), "`seed` to be an integer"),
@@ -176,6 +170,8 @@ CALLS: dict[str, tuple[Any, str]] = {
     "num_data below the batch": (lambda: objective(num_data=3)(X, Y), "`num_data`, .* got 3 and a batch of 8"),
     "one class": (lambda: objective(net=vd.convert(nn.Linear(4, 1), vd.ard()))(X, Y * 0), "at least two classes"),
     "predict one class": (lambda: vd.predict(vd.convert(nn.Linear(4, 1), vd.ard()), X), "at least two classes"),
+    "weights of a custom loss": (lambda: objective(likelihood=lambda o, y: o.mean())(X, Y, torch.ones(8)), "one of vardrop's"),
+    "too few weights": (lambda: objective()(X, Y, torch.ones(5)), "one number for each of 8 examples"),
     "large weights": (lambda: objective()(X, Y, torch.full((8,), 1e30)), "`weight` to be from 0 to 1e.09"),
     "predict None": (lambda: vd.predict(noisy(), None), "`x` to fit this call"),
     "predict an array": (lambda: vd.predict(noisy(), X.numpy()), "`x` to be a tensor, .* but got ndarray"),
@@ -186,12 +182,10 @@ CALLS: dict[str, tuple[Any, str]] = {
     "temperature of logits": (lambda: vd.apply_temperature(X, 2.0), "`probs` to be non-negative"),
     "negative errors": (lambda: M.risk_coverage(X[:, 0], -X[:, 0].abs()), "`errors` to be non-negative"),
     "freeze with inputs": (lambda: vd.freeze(noisy(), X), r"`samples` .*call the result: freeze.net..x."),
-    "shrink an ELBO": (lambda: vd.shrink(elbo(), X), "`net` to be a model, but got ELBO. Pass its `net`"),
-    "export an ELBO": (lambda: vd.export_program(elbo(), X), "but got ELBO.* vardrop.freeze"),
-    "save an ELBO": (lambda: vd.save_noisy(elbo(), "net.safetensors"), "but got ELBO. Pass its `net`"),
-    "pack an ELBO": (lambda: vd.pack(elbo(), "net.vdp"), "but got ELBO. Pass its `net`"),
-    "to_json number": (lambda: vd.to_json(3), "`value` to be a value such as"),
-    "to_json net": (lambda: vd.to_json(nn.Linear(2, 1)), "`value` to be .* but got a Linear"),
+    "shrink an ELBO": (lambda: vd.shrink(objective(), X), "`net` to be a model, but got ELBO. Pass its `net`"),
+    "export an ELBO": (lambda: vd.export_program(objective(), X), "but got ELBO.* vardrop.freeze"),
+    **{f"{verb.__name__} an ELBO": (lambda verb=verb: verb(objective(), "net"), "but got ELBO. Pass its `net`") for verb in (vd.save_noisy, vd.pack)},
+    "to_json net": (lambda: vd.to_json(nn.Linear(2, 1)), "`value` to be a value such as .* but got a Linear"),
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from torch import nn
 import vardrop as vd
 from tests.compression.nets import NETS, sparsen
 from tests.nets import Parts
+from tests.pairs import slow_but
 from tests.prediction.nets import NETS as PREDICTED, trained
 from tests.refusals import assert_refused
 from tests.z_scores import z_bound
@@ -42,9 +43,7 @@ def shrunken(name):
     return vd.shrink(net, torch.zeros(1, *shape), drop_inputs=True).net, shape
 
 
-@pytest.mark.parametrize(
-    "name", [n if n == "residual" else pytest.param(n, marks=pytest.mark.slow) for n in NETS]
-)
+@pytest.mark.parametrize("name", slow_but(NETS, "residual"))
 def test_onnx_equals_torch(tmp_path, name):
     small, shape = shrunken(name)
     size = vd.export_onnx(small, torch.zeros(1, *shape), tmp_path / "net.onnx")
@@ -76,27 +75,11 @@ def test_the_batch_size_of_the_example_is_not_fixed(tmp_path, rows):
 
 def test_onnxruntime_quantises_the_file(tmp_path):
     quantization = pytest.importorskip("onnxruntime.quantization")
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 4)).eval()
     size, x = vd.export_onnx(net, torch.zeros(1, 16), tmp_path / "net.onnx"), torch.randn(5, 16)
     quantization.quantize_dynamic(tmp_path / "net.onnx", tmp_path / "int8.onnx")
     assert (tmp_path / "int8.onnx").stat().st_size < 0.5 * size
     assert (answer(tmp_path / "int8.onnx", x) - net(x)).abs().max() < 0.05 * net(x).abs().max()
-
-
-def noisy_net():
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
-    return vd.convert(net, vd.sparse_vd(log_sigma2=-2.0)).eval()
-
-
-@pytest.mark.slow
-def test_a_graph_of_draws_takes_its_noise(tmp_path):
-    predictor, x = vd.freeze(noisy_net(), 3), torch.randn(5, 1, 4, 4)
-    vd.export_onnx(predictor, x[:1], tmp_path / "net.onnx", outputs=["draws"], noise="input")
-    graph = predictor.graph(x, ["draws"], "input")
-    noise = graph.noise_like(x)
-    assert noise.shape == (3, 5, 2 * 4 + 3)
-    assert torch.allclose(answer(tmp_path / "net.onnx", x, noise), graph(x, noise)[0], atol=1e-5)
 
 
 def test_inputs_of_a_graph_with_draws_have_names(tmp_path):
@@ -114,8 +97,13 @@ def test_inputs_of_a_graph_with_draws_have_names(tmp_path):
 
 
 def test_draws_are_those_of_the_layers():
-    net, x, noise = noisy_net(), torch.randn(5, 1, 4, 4), torch.randn(2, 5, 11)
-    (found,) = vd.freeze(net, 2).graph(x, ["draws"], "input")(x, noise)
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+    vd.convert(net, vd.sparse_vd(log_sigma2=-2.0)).eval()
+    x = torch.randn(5, 1, 4, 4)
+    graph = vd.freeze(net, 2).graph(x, ["draws"], "input")
+    noise = graph.noise_like(x)
+    assert noise.shape == (2, 5, 2 * 4 + 3)
+    (found,) = graph(x, noise)
     for s in range(2):
         hidden = net[0](x, noise=noise[s, :, :8].view(5, 2, 2, 2)).relu()
         expected = net[3](hidden.flatten(1), noise=noise[s, :, 8:])
@@ -130,15 +118,14 @@ def mlp(outputs=3):
     return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, outputs))
 
 
-def assert_answers(found, predictor, expected, atol=1e-5):
-    for name, value in zip(predictor.output_names, expected, strict=True):
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=atol, msg=name)
+def assert_answers(found, predictor, expected):
+    expected = dict(zip(predictor.output_names, expected, strict=True))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def check_answers(path, predictor, x, *others):
     """The file answers as the predictor does."""
-    size = vd.export_onnx(predictor, x, path)
-    assert size == path.stat().st_size
+    assert vd.export_onnx(predictor, x, path) == path.stat().st_size
     for batch in (x, *others):
         found = answers(path, batch)
         assert tuple(found) == predictor.output_names
@@ -160,16 +147,13 @@ def check_noise(path, predictor, x, *others):
         assert_answers(answers(path, batch, noise), predictor, expected)
 
 
-@pytest.mark.parametrize("name", ["residual", pytest.param("norms", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", slow_but(["residual", "norms"], "residual"))
 def test_moments_are_one_graph_with_the_numbers_of_torch(tmp_path, name):
     net, x = trained(name)
-    predictor = vd.freeze(net, mode="moments")
-    check_answers(tmp_path / "net.onnx", predictor, x[:1], x, x[3:4])
+    check_answers(tmp_path / "net.onnx", vd.freeze(net, mode="moments"), x[:1], x, x[3:4])
 
 
-@pytest.mark.parametrize(
-    "name", ["residual", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tokens", "norms"))]
-)
+@pytest.mark.parametrize("name", slow_but(["residual", "tokens", "norms"], "residual"))
 def test_draws_are_those_of_the_noise_that_is_passed_in(tmp_path, name):
     net, x = trained(name)
     check_noise(tmp_path / "net.onnx", vd.freeze(net, samples=6), x[:1], x)
@@ -189,19 +173,12 @@ def test_a_graph_with_given_noise_draws_as_predict_does():
     torch.testing.assert_close(epistemic, p.epistemic, rtol=0, atol=1e-6)
 
 
-ONE_LAYER = {
-    "alone": (lambda: nn.Linear(4, 3), "*"),
-    "last": (mlp, "2"),
-    "before a norm": (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "*"),
-}
-
-
-LAST = pytest.param("last", marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("name", ["alone", "before a norm", LAST])
-def test_one_noisy_layer_is_drawn_in_the_graph(tmp_path, name):
-    make, where = ONE_LAYER[name]
+@pytest.mark.parametrize("make, where", [
+    (lambda: nn.Linear(4, 3), "*"),
+    (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "*"),
+    pytest.param(mlp, "2", marks=pytest.mark.slow),
+], ids=["alone", "before a norm", "last"])  # fmt: skip
+def test_one_noisy_layer_is_drawn_in_the_graph(tmp_path, make, where):
     net = vd.convert(make(), vd.sparse_vd(log_sigma2=-2.0), where).eval()
     batches = (torch.randn(rows, 4) for rows in (2, 1, 5))
     check_noise(tmp_path / "net.onnx", vd.freeze(net, samples=6), *batches)
@@ -236,9 +213,7 @@ LIKELIHOODS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", [n if n == "gaussian" else pytest.param(n, marks=pytest.mark.slow) for n in LIKELIHOODS]
-)
+@pytest.mark.parametrize("name", slow_but(LIKELIHOODS, "gaussian"))
 def test_every_likelihood_answers(tmp_path, name):
     likelihood, outputs = LIKELIHOODS[name]
     net = vd.convert(mlp(outputs), vd.bayes_by_backprop(log_sigma2=-3.0)).eval()
@@ -334,16 +309,6 @@ def test_draws_that_are_passes_have_the_distribution_of_predictions(make, recipe
     assert ((drawn.mean(0) - expected.mean(0)).abs() / error.clamp_min(1e-6)).max() < 5
     ratio = drawn.std(0) / expected.std(0).clamp_min(1e-9)
     assert 0.75 < ratio.min() <= ratio.max() < 1.33
-
-
-def test_a_shrunken_net_that_keeps_its_posterior_is_small_and_uncertain(tmp_path):
-    net = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 3))
-    net = vd.shrink(vd.convert(net, vd.l0()), torch.randn(4, 20)).net
-    small, x = vd.convert(net, vd.bayes_by_backprop(log_sigma2=-4.0)).eval(), torch.randn(5, 20)
-    predictor = vd.freeze(small, mode="moments")
-    vd.export_onnx(predictor, x, tmp_path / "net.onnx", outputs=("probs", "epistemic"))
-    found = answers(tmp_path / "net.onnx", x)
-    assert np.allclose(found["epistemic"], predictor(x).epistemic, atol=1e-5)
 
 
 @pytest.mark.slow

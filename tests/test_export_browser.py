@@ -17,8 +17,7 @@ from tests.running import ROOT, serve
 NPM = shutil.which("npm")
 PAGE = ROOT / "examples" / "browser"
 CACHE = Path.home() / ".cache" / "vardrop-browser"
-MISSING = browser.CHROMIUM is None or NPM is None
-pytestmark = pytest.mark.skipif(MISSING, reason="needs chromium and npm")
+pytestmark = pytest.mark.skipif(not (browser.CHROMIUM and NPM), reason="needs chromium and npm")
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +39,14 @@ def folder(tmp_path_factory):
     return found
 
 
-@pytest.fixture(scope="module")
-def address(folder):
-    with serve(folder) as address:
-        yield f"{address}index.html"
-
-
 @pytest.mark.parametrize("mode", ["moments", "sample"])
-def test_a_page_answers_with_its_doubt(mode, folder, address, tmp_path):
+def test_a_page_answers_with_its_doubt(mode, folder, tmp_path):
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     net = vd.convert(net, vd.sparse_vd(log_sigma2=-2.0)).eval()
     predictor, x = vd.freeze(net, mode=mode, samples=500), torch.randn(3, 4)
     vd.export_onnx(predictor, x, folder / "model.onnx", outputs=("probs", "epistemic"))
-    with browser.page(tmp_path) as tab:
-        tab.open(address, 900)
+    with serve(folder) as address, browser.page(tmp_path) as tab:
+        tab.open(f"{address}index.html", 900)
         found = tab.evaluate(f"answer({json.dumps(x.tolist())})")
         tab.evaluate(f"document.getElementById('rows').value = '{json.dumps(x.tolist())}'")
         tab.evaluate("ask.onclick()")

@@ -19,7 +19,6 @@ from vardrop.gates import find_unswitched_dropout
 
 
 def net() -> nn.Module:
-    torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     return vd.convert(layers, vd.bayes_by_backprop(log_sigma2=-2.0)).eval()
 
@@ -75,7 +74,6 @@ def test_a_second_thread_is_refused_while_one_is_inside() -> None:
 
 
 def encoder() -> nn.Module:
-    torch.manual_seed(0)
     return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
 
 
@@ -167,12 +165,9 @@ def test_a_clone_starts_without_what_belongs_to_another_call() -> None:
     with vd.sampling(model):
         twin = clone_modules(model)
     assert not any("_switches" in vars(m) for m in twin.modules())
-    head = vd.convert(nn.Sequential(nn.Linear(3, 2)), vd.dropmax())
-    head[0]._tapped = []  # as in the middle of a training step of another thread
-    assert clone_modules(head)(torch.ones(1, 3)).shape == (1, 2)
 
 
-def test_models_are_cloned_and_checked_while_another_thread_switches_the_noise() -> None:
+def test_models_are_cloned_and_checked_while_another_thread_switches_the_noise(request) -> None:
     layers = [nn.Linear(4, 4) for _ in range(20)]
     model, stop = vd.convert(nn.Sequential(*layers), vd.sparse_vd()), threading.Event()
 
@@ -181,20 +176,17 @@ def test_models_are_cloned_and_checked_while_another_thread_switches_the_noise()
             with vd.sampling(model):
                 pass
 
-    interval = sys.getswitchinterval()
+    request.addfinalizer(functools.partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor() as threads:
-            switching = threads.submit(switch)
-            try:
-                clones = [clone_modules(model) for _ in range(200)]
-                for _ in range(500):
-                    find_unswitched_dropout(model, torch.zeros(1, 4))
-            finally:
-                stop.set()
-            switching.result()
-    finally:
-        sys.setswitchinterval(interval)
+    with ThreadPoolExecutor() as threads:
+        switching = threads.submit(switch)
+        try:
+            clones = [clone_modules(model) for _ in range(200)]
+            for _ in range(500):
+                find_unswitched_dropout(model, torch.zeros(1, 4))
+        finally:
+            stop.set()
+        switching.result()
     assert not any("_switches" in vars(m) for clone in clones for m in clone.modules())
 
 

@@ -101,11 +101,8 @@ def smaller(net, x):
     small, _ = shrunk = vd.shrink(net, x)
     with tempfile.TemporaryDirectory() as folder:
         report = vd.pack(shrunk, Path(folder) / "net.vdp")
-        return {
-            "parameters": [sum(p.numel() for p in small.parameters())],
-            "shrunken": projections(small(x)),
-            "bytes": [report.bytes],
-        }
+    parameters = [sum(p.numel() for p in small.parameters())]
+    return {"parameters": parameters, "shrunken": projections(small(x)), "bytes": [report.bytes]}
 
 
 def farthest(stored, found):
@@ -117,9 +114,8 @@ def farthest(stored, found):
 
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_for_a_seed_stay(name):
-    stored = json.loads(FILE.read_text())[name]
     # float32 sums in another order, on another processor
-    assert farthest(stored, numbers(name)) < 2e-4
+    assert farthest(json.loads(FILE.read_text())[name], numbers(name)) < 2e-4
 
 
 if __name__ == "__main__":

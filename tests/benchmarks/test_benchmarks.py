@@ -63,10 +63,8 @@ def test_goals_ask_for_rows_that_are_measured():
     cases |= {f"{name} b{batch}" for name in deploying.NETS for batch in (256, 1)}
     assert {goal.case for goal in GOALS} <= cases
     beside_others = {name + where for name in OURS for where in ("", LAST, COMPILED)}
-    full, quick = (
-        beside_others | {n for case in CASES[:3] for n, _ in train_step.candidates(case, quick=q)}
-        for q in (False, True)
-    )
+    named = lambda quick: {n for c in CASES[:3] for n, _ in train_step.candidates(c, quick=quick)}
+    full, quick = (beside_others | named(quick) for quick in (False, True))
     for goal in GOALS:
         if goal.group == TRAIN:
             assert set(goal.candidates) <= full, goal
@@ -92,18 +90,11 @@ def test_the_page_opens_with_the_cost_relative_to_plain_torch_at_its_best():
     assert results.prediction_cost(measured)[-1] == "| CNN, 8 | 2.00 | 40 | - | - |"
 
 
-PAGE = (results.HERE / "RESULTS.md").read_text()
-
-
-@pytest.fixture
-def stored():
-    """The run that the page is of."""
-    date = re.search(r"^(\d{4}-\d\d-\d\dT[\d:]+), ", PAGE, re.MULTILINE)[1]
-    return json.loads((results.HERE / "history" / f"{date.replace(':', '')}.json").read_text())
-
-
-def test_the_page_is_the_page_of_its_run_and_says_what_was_missed_and_why(stored):
-    assert results.markdown(stored) == PAGE
+def test_the_page_is_the_page_of_its_run_and_says_what_was_missed_and_why():
+    page = (results.HERE / "RESULTS.md").read_text()
+    date = re.search(r"^(\d{4}-\d\d-\d\dT[\d:]+), ", page, re.MULTILINE)[1]
+    stored = json.loads((results.HERE / f"history/{date.replace(':', '')}.json").read_text())
+    assert results.markdown(stored) == page
     for row in stored["rows"]:
         row |= {"ratio": row["ratio"] and 9 * row["ratio"], "profile": [["aten::mm", 0.6]]}
     stored["parts"][0]["others"] = 1.2
@@ -123,10 +114,8 @@ def test_the_chart_has_one_bar_for_each_library():
         ("vardrop, weight draws", 1.5, "torchbnn"), ("vardrop, weight draws", 2.5, "bayesian-torch"),
     ]  # fmt: skip
     step = {"group": "train step", "case": "a b1", "threads": 1}
-    rows = [
-        {**step, "candidate": name, "ratio": ratio} | ({"environment": where} if where else {})
-        for name, ratio, where in measured
-    ]
+    where = lambda name: {"environment": name} if name else {}
+    rows = [{**step, "candidate": c, "ratio": r, **where(name)} for c, r, name in measured]
     expected = {"plain torch": 1.0, "torchbnn": 2.5, "bayesian-torch": 4.0}
     assert chart.bars(rows) == {"a b1": {**expected, "vardrop, one sample per batch": 2.0}}
 
@@ -162,8 +151,7 @@ def test_parts_by_name_and_number_of_threads():
 def test_a_library_that_is_absent_is_a_row_with_the_reason(monkeypatch):
     _, record = started()
     monkeypatch.setattr(peers, "ensure", lambda name: {"requirement": "x", "failure": "no x"})
-    rows = run.peer("torchbnn", Settings(), record)
-    told = [(r["case"], r["ratio"], r["note"]) for r in rows]
+    told = [(r["case"], r["ratio"], r["note"]) for r in run.peer("torchbnn", Settings(), record)]
     assert told == [(case.name, None, "no x") for case in CASES[:3]]
 
 
@@ -262,9 +250,10 @@ def refilled(net, x):
     return Model(noisy, noisy, lambda: mean, noisy.parameters)
 
 
-@pytest.mark.parametrize(
-    "build", [by_hand, *(next(iter(beside(peer).values())) for peer in ("torchbnn", "cplxmodule"))]
-)
+BUILDERS = [by_hand, *(next(iter(beside(name).values())) for name in ("torchbnn", "cplxmodule"))]
+
+
+@pytest.mark.parametrize("build", BUILDERS)
 def test_right_candidates_pass_the_checks(build):
     assert checks.check(build)["marks"] == []
 
@@ -287,8 +276,7 @@ def test_pruned_nets_shrink_to_what_training_left(name):
     small = vd.shrink(pruned_nets.pruned(name), torch.zeros(1, 1, 28, 28), drop_inputs=True).net
     found = [m.weight for m in small.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     shapes = [(w.shape[1], w.shape[0], int(w.count_nonzero())) for w in found]
-    left = pruned_nets.left(name)
-    assert shapes == [(c["inputs"], c["outputs"], c["weights"]) for c in left]
+    assert shapes == [(c["inputs"], c["outputs"], c["weights"]) for c in pruned_nets.left(name)]
 
 
 def test_a_library_that_does_not_install_is_written_down(tmp_path, monkeypatch):

@@ -107,7 +107,7 @@ def test_a_recipe_of_a_kind_that_conversion_does_not_know():
     assert_refused(r"kind \(Recipe, .*\), but got .*Unheard", vd.plan, nn.Linear(2, 2), unheard)
 
 
-@pytest.mark.parametrize("walk", [vd.kl, vd.log_alpha, vd.revert])
+@pytest.mark.parametrize("walk", [vd.kl, vd.log_alpha, vd.revert, vd.sparsity])
 def test_a_plain_net_has_no_noise(walk):
     assert_refused("to have noisy modules, but got Linear.*convert", walk, nn.Linear(2, 2))
 
@@ -181,17 +181,13 @@ def make():
     return net.eval()
 
 
-@pytest.fixture(params=[RuntimeError, KeyboardInterrupt])
-def failure(request):
-    return request.param
-
-
 RECIPES = [
     vd.sparse_vd(), vd.variance_layer(), vd.beta_bernoulli(), vd.bayesian_compression(),
     vd.bayes_by_backprop(vd.Normal("pretrained")),
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("owner, method, call, recipe", [
     *((vd.Variational, "add_noise", call, recipe) for recipe in RECIPES for call in (1, 2, 3)),
     (vd.AdditiveGaussian, "initial", 2, vd.sparse_vd()), (vd.Head, "make_head", 1, vd.dropmax()),

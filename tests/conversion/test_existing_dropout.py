@@ -12,6 +12,7 @@ import vardrop as vd
 from tests.nets import Parts, assert_unchanged, reload
 from tests.refusals import assert_refused
 from tests.zoo.vision import DropPath, StochasticDepth
+from vardrop._core.modules import evaluating
 
 
 def attend(q, k, v, dropout=0.0):
@@ -64,8 +65,7 @@ def test_dropout_in_the_code_of_a_module_is_found_by_a_pass_and_switched(kind, t
     assert torch.equal(net(X), before)
     with vd.sampling(net[0]):
         assert not torch.equal(net[0](X), net[0](X))
-    again = reload(net, nn.Sequential(kind(), nn.Dropout(0.5)), tmp_path)
-    assert type(again[0]) is type(net[0])
+    assert type(reload(net, nn.Sequential(kind(), nn.Dropout(0.5)), tmp_path)[0]) is type(net[0])
     assert type(vd.revert(net)[0]) is kind
 
 
@@ -100,8 +100,7 @@ def test_stochastic_depth_follows_the_switch_without_an_example(kind, tmp_path):
     vd.convert(net, vd.mc_dropout())
     with vd.sampling(net):
         assert not all(torch.equal(net(X), net(X)) for _ in range(20))
-    again = reload(net, nn.Sequential(nn.Linear(4, 4), kind(0.5)), tmp_path)
-    assert type(again[1]) is type(net[1])
+    assert type(reload(net, nn.Sequential(nn.Linear(4, 4), kind(0.5)), tmp_path)[1]) is type(net[1])
 
 
 def test_what_plan_says_is_true_of_the_net():
@@ -147,7 +146,7 @@ def test_dropout_inside_torchs_functions_follows_the_switch(make, count, tmp_pat
     assert torch.equal(net(*x)[0], before)
     with vd.sampling(net):
         assert not torch.equal(net(*x)[0], net(*x)[0])
-        with vd.noisy.evaluating(net):  # leaves the mode as it was, not as the switch has it
+        with evaluating(net):  # leaves the mode as it was, not as the switch has it
             pass
     assert torch.equal(net(*x)[0], before)
     with vd.sampling(net.train(), False):
@@ -302,10 +301,6 @@ class Registered(OwnRate):
     pass
 
 
-class Derived(Registered):
-    pass
-
-
 def test_a_registered_class_follows_the_switch(tmp_path):
     vd.gates.register_functional_dropout(Registered, lambda m: {"rate": m.attention_dropout})
     net = nn.Sequential(Registered(0.25), nn.Linear(4, 2)).eval()
@@ -322,7 +317,8 @@ def test_a_registered_class_follows_the_switch(tmp_path):
     again[0].after.p = 0.0
     assert type(reload(net, again, tmp_path)[0]) is type(net[0])
     assert type(vd.revert(net)[0]) is Registered
-    assert "a subclass may ask for the mode" in reasons(nn.Sequential(Derived()))["0"]
+    derived = nn.Sequential(type("Derived", (Registered,), {})())
+    assert "a subclass may ask for the mode" in reasons(derived)["0"]
 
 
 def test_code_that_cannot_run_in_training_mode_says_the_remedy():

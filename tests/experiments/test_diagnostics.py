@@ -15,6 +15,7 @@ from tests.nets import assert_unchanged
 from tests.refusals import assert_refused
 from tests.replay import replay
 
+covariances = diagnostics.likelihood_covariance
 WEIGHTS, BATCH, SIGMA, SPREAD = 100, 5, 0.7, 1.3
 ESTIMATORS = (vd.weight_sample, vd.per_example, vd.local_reparameterization, vd.flipout)
 
@@ -93,9 +94,7 @@ def noisy_inputs(count):
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_likelihood_covariance_of_a_linear_case(estimator):
-    result = diagnostics.likelihood_covariance(
-        linear(1, 0.8, 0.5), noisy_inputs(2000), output_itself, estimator
-    )
+    result = covariances(linear(1, 0.8, 0.5), noisy_inputs(2000), output_itself, estimator)
     covariance = 0.5**2 if estimator == vd.weight_sample else 0.0
     variance = 0.8**2 * 0.6**2 + 0.5**2 * (1 + 0.6**2)
     limit = norm.isf(1e-6 / 2 / 8)  # eight comparisons
@@ -103,7 +102,7 @@ def test_likelihood_covariance_of_a_linear_case(estimator):
         assert abs(part.value - expected) < limit * part.standard_error
         assert part.standard_error < 0.05
     assert result.batch_size == 6
-    assert diagnostics.likelihood_covariance(vd.convert(nn.Linear(3, 2), vd.sparse_vd()), classes(5)).variance.value > 0  # fmt: skip
+    assert covariances(vd.convert(nn.Linear(3, 2), vd.sparse_vd()), classes(5)).variance.value > 0
 
 
 def test_the_parts_add_up_to_the_variance_of_the_batch_means():
@@ -122,8 +121,7 @@ def test_jackknife_error_is_the_spread_over_repetitions():
     # jackknifed errors to less; 5.5 standard errors make 50%.
     arguments = output_itself, vd.weight_sample
     net = linear(1, 0.8, 0.5)
-    covariance = diagnostics.likelihood_covariance
-    runs = [covariance(net, noisy_inputs(60), *arguments).covariance for _ in range(60)]
+    runs = [covariances(net, noisy_inputs(60), *arguments).covariance for _ in range(60)]
     spread = torch.tensor([r.value for r in runs]).std().item()
     stated = torch.tensor([r.standard_error for r in runs]).square().mean().sqrt().item()
     assert stated == pytest.approx(spread, rel=0.5)
@@ -202,10 +200,8 @@ def test_variances_move_and_means_stay(name, layer):
     if name == "sparse":
         net.log_sigma2.data.normal_()
     before = net.variance().detach().clone()
-    after, again, other = (
-        diagnostics.permute_variances(net, torch.Generator().manual_seed(seed)).variance()
-        for seed in (3, 3, 4)
-    )
+    generators = [torch.Generator().manual_seed(seed) for seed in (3, 3, 4)]
+    after, again, other = (diagnostics.permute_variances(net, g).variance() for g in generators)
     assert not torch.equal(after, before)
     assert torch.equal(after, again)
     assert not torch.equal(after, other)

@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 from experiments import havasi, random_code, text, trainings, uci
 from experiments.command import FUNCTIONS
 from experiments.trainings import Watch
+from tests.pairs import slow_but
 from vardrop.app.data import Images
 
 TINY = {
@@ -117,12 +118,10 @@ class Cut(Exception):
 
 
 WATCHED = [n for n, f in FUNCTIONS.items() if "watch" in inspect.signature(f).parameters]
-ALWAYS = {"width_errors", "sparse_mnist", "sparse_units", "coded_bytes", "character_lstm"}
+ALWAYS = ("width_errors", "sparse_mnist", "sparse_units", "coded_bytes", "character_lstm")
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in WATCHED]
-)
+@pytest.mark.parametrize("name", slow_but(WATCHED, *ALWAYS))
 def test_a_run_that_was_cut_off_has_the_figures_of_a_whole_one(name, few, tmp_path, monkeypatch):
     read_here = lambda path, net: random_code.read_code(path, havasi.full_net(net))
     monkeypatch.setattr(havasi, "_read_elsewhere", read_here)  # not in another process
@@ -143,7 +142,6 @@ def test_a_run_that_was_cut_off_has_the_figures_of_a_whole_one(name, few, tmp_pa
     for result in (found, whole):
         for record in result.get("curve", ()):
             record.pop("kl", None)  # `kl_value_every` counts its steps again
-        times = [key for key in result["figures"] if "seconds" in key]
-        for key in times:
-            del result["figures"][key]
+        figures = result["figures"].items()
+        result["figures"] = {key: value for key, value in figures if "seconds" not in key}
     assert found == whole

@@ -62,11 +62,8 @@ def test_the_swap_keeps_variances_and_returns_the_kl(posterior, noisy_bias):
     vd.convert(net, vd.Recipe(posterior, vd.LogUniform(), noisy_bias=noisy_bias), include="0")
     tensors = net[0].noisy_tensors().values()
     normals = [(t.mean.detach().clone(), t.variance().detach().sqrt()) for t in tensors]
-    expected = sum(
-        float(kl_divergence(Normal(mean, std), Normal(0 * mean, std)).sum())
-        for mean, std in normals
-    )
-    assert to_variance(net) == pytest.approx(expected, rel=1e-9)
+    kls = [kl_divergence(Normal(mean, std), Normal(0 * mean, std)) for mean, std in normals]
+    assert to_variance(net) == pytest.approx(sum(float(kl.sum()) for kl in kls), rel=1e-9)
     assert net[0].posterior == vd.ZeroMean()
     assert not net[0].weight.any()
     for tensor, (_, std) in zip(net[0].noisy_tensors().values(), normals, strict=True):

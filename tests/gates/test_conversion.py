@@ -23,10 +23,10 @@ IMAGE = torch.randn(6, 1, 6, 6)
 # ---- where gates sit
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [vd.recipes.beta_bernoulli(), vd.recipes.structured_pruning(), vd.recipes.l0(), vd.recipes.bayesian_compression()],
-)  # fmt: skip
+STRUCTURED = [vd.beta_bernoulli(), vd.structured_pruning(), vd.l0(), vd.bayesian_compression()]
+
+
+@pytest.mark.parametrize("recipe", STRUCTURED)
 def test_structured_gates_sit_on_dense_inputs_and_output_channels_and_dropout_on_inputs(recipe):
     net = vd.convert(conv_net(), recipe)
     found = {n: (r.kind, r.score.numel()) for n, r in vd.relevance(net).items() if "gate" in n}
@@ -136,10 +136,8 @@ def test_regulariser_is_the_kl_of_length_scale_and_precision(rate, length, tau):
     kept = net.weight / (1 - rate)  # where a weight stands when it is kept
     decay = length**2 * (1 - rate) / (2 * 40 * tau) * kept.square().sum()
     torch.testing.assert_close(out.loss / tau, square + constant + decay)
-    posterior = vd.Recipe(
-        vd.posteriors.Bernoulli(rate, per="input"), vd.Normal(std=1 / length), vd.weight_sample
-    )
-    twin = vd.convert(nn.Linear(5, 1), posterior)
+    q, p = vd.posteriors.Bernoulli(rate, per="input"), vd.Normal(std=1 / length)
+    twin = vd.convert(nn.Linear(5, 1), vd.Recipe(q, p, vd.weight_sample))
     twin.load_state_dict(net.state_dict())
     torch.testing.assert_close(vd.kl(twin), out.kl)
 

@@ -82,6 +82,13 @@ def make(name, **changes):
     return getattr(hf, kind)(getattr(hf, kind).config_class(**{**options, **changes}))
 
 
+def without_dropout(model):
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
+
+
 # Two kinds of encoders, one with a decoder, two language models and one for images.
 MODELS = {n: partial(make, n) for n in ("bert", "distilbert", "gpt2", "vit", "t5", "llama")}
 

@@ -2,8 +2,8 @@
 
 import ast
 import tomllib
-from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,20 +47,17 @@ def test_the_package_registers_its_integration():
     assert all((ROOT / "src" / Path(*m.split("."))).with_suffix(".py").is_file() for m in modules.values())  # fmt: skip
 
 
-def test_an_entry_point_is_loaded_once_for_a_class_of_its_package(monkeypatch, tmp_path):
-    (tmp_path / "filled.py").write_text(
-        "from vardrop._core.integrations import register_input_check\n"
-        "def check(name, value):\n"
-        "    raise ValueError(f'{name} {tuple(value.shape)}')\n"
-        "register_input_check('odd_input', check)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
+def test_an_entry_point_is_loaded_once_for_a_class_of_its_package(monkeypatch):
+    def check(name, value):
+        raise ValueError(f"{name} {tuple(value.shape)}")
+
+    point = SimpleNamespace(load=lambda: integrations.register_input_check("odd_input", check))
     monkeypatch.setattr(integrations, "input_checks", {})
     asked = []
 
     def entry_points(group, name):
         asked.append((group, name))
-        return [EntryPoint(name, "filled", group)] if name == "foreign" else []
+        return [point] if name == "foreign" else []
 
     monkeypatch.setattr(integrations, "entry_points", entry_points)
     monkeypatch.setattr(integrations, "_loaded", {"torch"})

@@ -6,9 +6,10 @@ import functools
 import pytest
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 import vardrop as vd
-from tests.integrations.models import MODELS, batch_of, one_row
+from tests.integrations.models import MODELS, batch_of, make, one_row, without_dropout
 from tests.nets import Named, is_same_state
 from tests.refusals import assert_refused, unchanged
 from tests.running import python
@@ -34,7 +35,6 @@ def tied_heads(name, recipe):
 
 
 def noisy(name, recipe):
-    torch.manual_seed(0)
     return vd.convert(MODELS[name](), RECIPES[recipe], exclude=tied_heads(name, recipe)).eval()
 
 
@@ -52,14 +52,10 @@ CONTRACT = {
 
 @pytest.mark.parametrize("name", CONTRACT)
 def test_conv1d_keeps_the_contract_of_layers(name):
-    from transformers.pytorch_utils import Conv1D
-
     check_layer(lambda: Conv1D(3, 4), (torch.randn(5, 4),), CONTRACT[name])
 
 
 def test_conv1d_of_a_row_and_of_sequences():
-    from transformers.pytorch_utils import Conv1D
-
     plain, x = Conv1D(3, 4), torch.randn(2, 5, 4)
     layer = vd.convert(copy.deepcopy(plain), vd.bayes_by_backprop())
     with vd.sampling(layer, False):
@@ -110,15 +106,12 @@ def test_what_plan_says_is_noisy_draws_noise(name, recipe, attention):
 
 
 def test_no_dropout_of_the_models_is_left_in_their_code():
-    for name, make in MODELS.items():
-        assert vd.gates.find_functional_dropout(make(), batch_of(name)) == {}
+    for name, build in MODELS.items():
+        assert vd.gates.find_functional_dropout(build(), batch_of(name)) == {}
 
 
 def test_a_plain_model_is_predicted_with_the_dropout_of_its_attention():
-    model = MODELS["t5"]()  # whose attention has a rate of its own
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    model = without_dropout(MODELS["t5"]())  # whose attention has a rate of its own
     found = vd.predict(model, batch_of("t5"), 4, output=one_row, likelihood=vd.Values())
     assert found.std.max() > 0
 
@@ -127,23 +120,16 @@ def test_dropout_around_a_model_is_part_of_predictions():
     """A model of transformers in a module of one's own, with dropout as a function."""
     dropout = nn.functional.dropout
     run = lambda net, **batch: dropout(net.model(**batch).logits, 0.3, net.training)
-    net = vd.convert(Named(run, model=MODELS["distilbert"]()), vd.mc_dropout())
-    for module in net.modules():
-        if hasattr(module, "p"):
-            module.p = 0.0
+    net = without_dropout(vd.convert(Named(run, model=MODELS["distilbert"]()), vd.mc_dropout()))
     p = vd.predict(net, batch_of("distilbert"), samples=8, seed=0, likelihood=vd.Values())
     assert 0.1 < (p.draws == 0).float().mean() < 0.5
 
 
 def test_prediction_draws_the_attention_dropout_that_training_has():
     """Whatever the recipe: dropout of the net is part of what was trained."""
-    quiet = {"hidden_dropout_prob": 0.0, "classifier_dropout": 0.0}
-    import transformers
-
-    config = transformers.BertConfig(**{**MODELS["bert"]().config.to_dict(), **quiet})
-    model, batch = transformers.BertForSequenceClassification(config), batch_of("bert")
+    model = make("bert", hidden_dropout_prob=0.0, classifier_dropout=0.0)
     vd.convert(model, vd.bayes_by_backprop(log_sigma2=-60.0), include="classifier")
-    assert vd.predict(model, batch, samples=8, likelihood=vd.Values()).std.max() > 1e-6
+    assert vd.predict(model, batch_of("bert"), 8, likelihood=vd.Values()).std.max() > 1e-6
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
@@ -263,8 +249,7 @@ def test_a_checkpoint_that_is_not_whole_is_refused(tmp_path):
     (tmp_path / "noise.safetensors").rename(tmp_path / "kept")
     load = functools.partial(from_pretrained, type(model), tmp_path)
     assert_refused(r"Expected noise.safetensors in .*, but it is not", load)
-    data = (tmp_path / "kept").read_bytes()
-    (tmp_path / "noise.safetensors").write_bytes(data[:-8] + bytes(8))
+    (tmp_path / "noise.safetensors").write_bytes((tmp_path / "kept").read_bytes()[:-8] + bytes(8))
     assert_refused("damaged|checksum", load)
     write_tensors(tmp_path / "noise.safetensors", {"x": torch.zeros(1)}, {"format": "another"})
     assert_refused("to be a file of save_pretrained, but got another", load)

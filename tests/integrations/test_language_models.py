@@ -21,14 +21,12 @@ RECIPES = {
 
 
 def noisy(name, recipe):
-    torch.manual_seed(0)
-    model = MODELS[name]()
-    for module in model.modules():  # without dropout of attention
-        for rate in ("attention_dropout", "dropout", "attn_dropout"):
-            if isinstance(getattr(module, rate, None), float):
-                setattr(module, rate, 0.0)
-        if hasattr(module, "attn_dropout"):
-            module.attn_dropout.p = 0.0
+    # Without dropout of attention, whose rate T5 has in common with other dropout.
+    rates = {"gpt2": {"attn_pdrop": 0.0}, "llama": {"attention_dropout": 0.0}}
+    model = make(name, **rates.get(name, {}))
+    for module in model.modules():
+        if isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0
     if name == "llama" and recipe == "dropout":  # which has no other
         return vd.convert(model, vd.mc_dropout(0.3))
     return vd.convert(model, RECIPES[recipe])
@@ -97,12 +95,7 @@ def test_dropout_of_attention_weights_is_no_function_of_a_sequence():
 # Language models whose head is their embedding: one weight, converted and shrunk as one.
 
 
-def tied(name):
-    torch.manual_seed(0)
-    return make(name, attention_dropout=0.0).eval()
-
-
-qwen, gemma = partial(tied, "qwen3"), partial(tied, "gemma3")
+qwen, gemma = (partial(make, name, attention_dropout=0.0) for name in ("qwen3", "gemma3"))
 
 
 def batch():
@@ -115,7 +108,7 @@ def size(model):
 
 @pytest.mark.parametrize("tied", [qwen, gemma])
 def test_a_tied_head_and_its_embedding_are_one_weight_after_shrinking(tied, tmp_path):
-    model, x = vd.convert(tied(), vd.sparse_vd()), batch()
+    model, x = vd.convert(tied().eval(), vd.sparse_vd()), batch()
     for name, module in model.named_modules():
         if name.endswith(("gate_proj", "up_proj")):
             module.log_sigma2.data[:8] = 8.0
@@ -132,15 +125,14 @@ def test_a_tied_head_and_its_embedding_are_one_weight_after_shrinking(tied, tmp_
 
 def test_a_head_that_loses_inputs_stays_tied():
     """An input that a head does not read is an entry that the embedding has all the same."""
-    model, x = vd.convert(qwen(), vd.sparse_vd()), batch()
+    model, x = vd.convert(qwen().eval(), vd.sparse_vd()), batch()
     model.lm_head.weight.data[:, :4] = 0
     small = vd.shrink(model, x, drop_inputs=True).net
     assert small.lm_head.weight is small.model.embed_tokens.weight
 
 
 def test_a_tied_weight_is_noisy_in_both_places_or_in_none():
-    plan = vd.plan(gemma(), vd.bayes_by_backprop())
-    reasons = {s.name: s.reason for s in plan.skips}
+    reasons = {s.name: s.reason for s in vd.plan(gemma(), vd.bayes_by_backprop()).skips}
     assert reasons["model.embed_tokens"] == "a subclass of Embedding with behaviour of its own"
     assert reasons["lm_head"] == "its weight is tied to 'model.embed_tokens', which stays plain"
     drawn = vd.draw(vd.convert(gemma(), vd.bayes_by_backprop(log_sigma2=-4.0)), seed=0)

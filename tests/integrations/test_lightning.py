@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The number of training batches"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
 ]
 
 

@@ -14,16 +14,13 @@ CPU = torch.device("cpu")
 # All examples are one, and there is no dropout: outputs differ by their noise alone.
 TRAINER = """
 import sys, torch, transformers, vardrop as vd
+from tests.integrations.models import make
 from vardrop.integrations.trainer import ELBOTrainer
 torch.set_num_threads(1)
 data = [{"input_ids": torch.arange(3, 10), "labels": torch.tensor(1)}] * 16
-size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-size |= {"intermediate_size": 16, "vocab_size": 16, "num_labels": 2}
-rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 def run(start=None):
     torch.manual_seed(0)
-    config = transformers.BertConfig(**size, **rates)
-    model = transformers.BertForSequenceClassification(config)
+    model = make("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     vd.convert(model, vd.bayes_by_backprop(log_sigma2=-4.0))
     args = transformers.TrainingArguments(
         sys.argv[1], num_train_epochs=2, per_device_train_batch_size=4, save_strategy="epoch",

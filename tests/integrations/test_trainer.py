@@ -10,7 +10,7 @@ import transformers
 from torch.utils.data import IterableDataset
 
 import vardrop as vd
-from tests.integrations.models import MODELS
+from tests.integrations.models import MODELS, batch_of, make, without_dropout
 from tests.nets import is_same_state
 from tests.refusals import assert_refused
 from vardrop.integrations.huggingface import from_pretrained, read_noise
@@ -120,18 +120,8 @@ STILL = vd.bayes_by_backprop(log_sigma2=-60.0)
 
 def still(name="bert", **config):
     """A model whose noise is too small to see, without dropout."""
-    model = MODELS[name]()
-    for key, value in config.items():
-        setattr(model.config, key, value)
     torch.manual_seed(0)
-    return without_dropout(vd.convert(type(model)(model.config), STILL))
-
-
-def without_dropout(model):
-    for m in model.modules():
-        if isinstance(m, torch.nn.Dropout):
-            m.p = 0.0
-    return model
+    return without_dropout(vd.convert(make(name, **config), STILL))
 
 
 def labelled(labels):
@@ -226,16 +216,11 @@ def test_a_decoder_gets_the_labels_that_are_shifted(tmp_path):
     ours, theirs = loss_of(trainer, data)
     assert abs(ours - 4 * theirs) < 1e-4
     trainer.train()
-    size = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "max_source_positions": 8}
-    words = {"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    words |= {"num_mel_bins": 4, "decoder_start_token_id": 3}
-    config = transformers.WhisperConfig(**size, **words, **heads)
-    whisper = vd.convert(transformers.WhisperForConditionalGeneration(config), STILL)
+    whisper = vd.convert(make("whisper"), STILL)
     trainer = ELBOTrainer(whisper, args, train_dataset=data)
-    batch = {"input_features": torch.randn(2, 4, 16), "labels": torch.ones(2, 3, dtype=torch.long)}
+    shifted = {**batch_of("whisper", 2), "labels": torch.ones(2, 5, dtype=torch.long)}
+    batch = {key: value for key, value in shifted.items() if key != "decoder_input_ids"}
     assert_refused("`decoder_input_ids` in the batch of", trainer.compute_loss, whisper, batch)
-    shifted = {**batch, "decoder_input_ids": torch.ones(2, 3, dtype=torch.long)}
     assert trainer.compute_loss(whisper, shifted) > 0
 
 
@@ -263,11 +248,8 @@ def test_bad_calls_are_refused(tmp_path):
     own = start(likelihood=vd.Gaussian(learned=True), optimizers=optimizers)
     assert_refused("`optimizers` to have the parameters of Gaussian", own.train)
 
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter(data)
-
-    endless = {"args": arguments(tmp_path, max_steps=1), "data": Stream()}
+    stream = type("Stream", (IterableDataset,), {"__iter__": lambda self: iter(data)})()
+    endless = {"args": arguments(tmp_path, max_steps=1), "data": stream}
     assert_refused("`num_data` for a `train_dataset` without a length", start, **endless)
     start(**endless, num_data=64)
     assert_refused("`beta` to be", start, beta=-1.0)

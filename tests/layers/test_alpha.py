@@ -45,7 +45,6 @@ def test_text():
     assert lines[1].split() == ["0", "2", "0.00", "0.00", "0.00", "50.0%"]
 
 
-def test_errors():
-    assert_refused("Expected `net` to have noisy modules", vd.sparsity, nn.Linear(2, 2))
+def test_a_net_without_an_alpha_is_refused():
     dropout = vd.convert(nn.Linear(2, 2), vd.binary_dropout())
     assert_refused("Expected `net` to have modules with an alpha", vd.alpha_summary, dropout)

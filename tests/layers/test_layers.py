@@ -16,10 +16,10 @@ X, Y = torch.randn(8, 4), torch.randint(3, (8,))
 
 
 # Only torch's own layers take a type and a device.
-@pytest.mark.parametrize(
-    "kind",
-    [n for plain, n in vd.layers.NOISY_TYPES.items() if plain.__module__.startswith("torch.")],
-)
+TORCHS = [n for k, n in vd.layers.NOISY_TYPES.items() if k.__module__.startswith("torch.")]
+
+
+@pytest.mark.parametrize("kind", TORCHS)
 def test_factory_arguments(kind):
     arguments = ARGUMENTS.get(kind, (2, 3, 2))
     method = {"posterior": vd.AdditiveGaussian(-3.0), "prior": vd.Normal()}

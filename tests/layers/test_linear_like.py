@@ -1,7 +1,5 @@
 """Dense layers of other libraries, which are no `nn.Linear`."""
 
-import pickle
-
 import pytest
 import torch
 from torch import nn
@@ -25,14 +23,12 @@ def test_a_dense_layer_of_another_library_keeps_the_contract(recipe):
     check_layer(lambda: GraphLinear(4, 3, bias=True), (torch.randn(5, 4),), recipe)
 
 
-def test_it_is_copied_saved_and_reverted(tmp_path):
+def test_it_is_saved_and_reverted(tmp_path):
     layer, x = GraphLinear(4, 3), torch.randn(5, 4)
     before = layer(x)
     vd.convert(layer, vd.bayes_by_backprop()).eval()
     assert isinstance(layer, vd.layers.LinearLike)
-    for other in (layer, pickle.loads(pickle.dumps(layer))):
-        assert type(other) is type(layer)
-        assert torch.equal(other(x), before)
+    assert torch.equal(layer(x), before)
     assert torch.equal(reload(layer, GraphLinear(4, 3), tmp_path).eval()(x), before)
     assert type(vd.revert(layer)) is GraphLinear
 

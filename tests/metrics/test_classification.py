@@ -116,8 +116,7 @@ def test_equal_mass_matches_split_of_sorted_rows(rows, bins):
 def test_equal_confidence_shares_a_bin(scheme):
     confidence = torch.tensor([0.6] * 5 + [0.9] * 5)
     curve = metrics.reliability_curve(binary(confidence), torch.tensor([0, 1] * 5), 2, scheme)
-    expected = [0, 10] if scheme == "width" else [5, 5]
-    assert curve.count.tolist() == expected
+    assert curve.count.tolist() == ([0, 10] if scheme == "width" else [5, 5])
     count = metrics.reliability_curve(binary(confidence), torch.tensor([0, 1] * 5), 5, scheme).count
     assert sorted(count.tolist()) == [0, 0, 0, 5, 5]
 
@@ -159,9 +158,8 @@ def test_bad_bins_are_refused(score, options, message):
 
 
 # A small grid of values makes most draws contain ties within and between the groups.
-grid_scores = st.lists(st.integers(0, 8), min_size=1, max_size=60).map(
-    lambda values: torch.tensor(values, dtype=torch.float64) / 8
-)
+eighths = lambda values: torch.tensor(values, dtype=torch.float64) / 8
+grid_scores = st.lists(st.integers(0, 8), min_size=1, max_size=60).map(eighths)
 
 
 @settings(deadline=None, max_examples=100)

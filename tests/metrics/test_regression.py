@@ -47,9 +47,10 @@ def test_coverage_counts_both_ends_and_infinite_intervals_cover_everything():
     assert interval_width(-bound, bound) == torch.inf
 
 
-@pytest.mark.parametrize(
-    ("score", "inputs"), [(crps_gaussian, 3), (interval_coverage, 3), (interval_width, 2)]
-)
+SCORES = [(crps_gaussian, 3), (interval_coverage, 3), (interval_width, 2)]
+
+
+@pytest.mark.parametrize("score, inputs", SCORES)
 def test_half_precision_is_scored_in_single(score, inputs):
     result = score(*[torch.ones(4).half()] * inputs)
     assert (result.dtype, result.shape) == (torch.float32, ())
@@ -96,8 +97,7 @@ def random(*shape, seed=0):
 def classes(count, ties=True):
     """Probabilities, with ties or without, and labels that follow them."""
     logits = (2 * random(N, count)).round() / 2 if ties else random(N, count)
-    y = (logits + random(N, count, seed=1)).argmax(1)
-    return logits.softmax(1), y
+    return logits.softmax(1), (logits + random(N, count, seed=1)).argmax(1)
 
 
 def logs(probs, y):

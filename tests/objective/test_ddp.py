@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import vardrop as vd
 from tests.nets import Parts
 from tests.objective.processes import run_processes
+from tests.pairs import slow_but
 from vardrop._core import sharding as sharded
 from vardrop.functional import GeneratorNoise, draw_from, standard_normal
 from vardrop.noisy import Noisy, enclosed
@@ -50,9 +51,7 @@ QUICK = (
 
 def names(*left_out):
     """The recipes as parameters; those that are not quick are slow."""
-    slow = pytest.mark.slow
-    kept = [n for n in ALL if n not in left_out]
-    return [n if n in QUICK else pytest.param(n, marks=slow) for n in kept]
+    return slow_but([n for n in ALL if n not in left_out], *QUICK)
 
 
 def selected(request):

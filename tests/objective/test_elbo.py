@@ -8,7 +8,7 @@ from torch._functorch import config
 
 import vardrop as vd
 from tests.nets import Parts
-from tests.pairs import PAIRS
+from tests.pairs import PAIRS, slow_but
 from tests.refusals import assert_refused
 from tests.replay import replay
 from vardrop.testing import HEADS, LAYERS, RECIPES, RECURRENT
@@ -55,14 +55,6 @@ def test_inputs_in_a_structure_are_left_alone_too():
     elbo(batch, Y)
     assert torch.equal(batch["x"], X)
     assert torch.equal(batch["rest"][0], X)
-
-
-def test_the_nll_is_that_of_predict():
-    net = vd.convert(nn.Conv2d(1, 2, 1), vd.bayes_by_backprop(log_sigma2=-30.0))
-    x, y = torch.randn(3, 1, 4, 4), torch.randint(2, (3, 4, 4))
-    nll = vd.ELBO(net, vd.Categorical(), 3)(x, y).nll
-    predicted = -vd.predict(net, x, samples=4).log_prob(y).mean()
-    torch.testing.assert_close(nll.detach(), predicted, rtol=1e-4, atol=1e-4)
 
 
 def test_schedules():
@@ -180,9 +172,7 @@ def test_one_graph_cannot_leave_out_the_value_of_the_kl():
         step(COMPILED_X, COMPILED_Y)
 
 
-@pytest.mark.parametrize(
-    "recipe", [r if r == "sparse_vd" else pytest.param(r, marks=pytest.mark.slow) for r in RECIPES]
-)
+@pytest.mark.parametrize("recipe", slow_but(RECIPES, "sparse_vd"))
 def test_shapes_may_be_dynamic(recipe):
     net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     elbo = vd.ELBO(vd.convert(net, RECIPES[recipe]), vd.Categorical(), num_data=20)
@@ -238,5 +228,4 @@ def test_gradients_do_not_depend_on_autocast_around_backward(net, dtype):
         loss = replay(net, x).square().sum()
         with torch.autocast("cpu", dtype, enabled=inside):
             found.append(torch.autograd.grad(loss, list(net.parameters())))
-    for alone, under in zip(*found, strict=True):
-        assert torch.equal(alone, under)
+    torch.testing.assert_close(*found, rtol=0, atol=0)

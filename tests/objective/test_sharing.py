@@ -15,9 +15,9 @@ from tests.refusals import assert_refused
 from tests.replay import replay
 from vardrop.posteriors import Axes
 
-DRAWS = vd.Recipe(vd.AdditiveGaussian(-3.0), vd.LogUniform(), vd.weight_sample)
 RECIPES = {
-    "local": vd.sparse_vd(log_sigma2=-3.0), "draws": DRAWS,
+    "local": vd.sparse_vd(log_sigma2=-3.0),
+    "draws": vd.Recipe(vd.AdditiveGaussian(-3.0), vd.LogUniform(), vd.weight_sample),
     "flipout": vd.Recipe(vd.AdditiveGaussian(-3.0), vd.LogUniform(), vd.flipout),
     "normal": vd.bayes_by_backprop(log_sigma2=-3.0), "ard": vd.ard(log_sigma2=-3.0),
     "sigmoid": vd.sparse_vd(log_sigma2=-3.0, form="sigmoid"),
@@ -118,17 +118,13 @@ def test_kl_alone_against_float64(value, transposed):
         assert float((a.double() / b - 1).abs()[nonzero].max()) <= 2e-5
 
 
-PRIORS = {
-    "ard": vd.ARD(), "normal": vd.Normal(mean=0.5, std=0.3),
-    "learned": vd.Normal(std=0.3, learned=True), "pretrained": vd.Normal("pretrained", std=0.3),
-}  # fmt: skip
+NORMALS = vd.Normal(0.5, 0.3), vd.Normal(std=0.3, learned=True), vd.Normal("pretrained", 0.3)
 
 
 @pytest.mark.parametrize("transposed", [True, False])
-@pytest.mark.parametrize("name", PRIORS)
-def test_kl_to_normal_priors_in_blocks_against_float64(name, transposed):
-    q, p, axes = vd.AdditiveGaussian(), PRIORS[name], Axes(input=(1,), output=(0,))
-    found = []
+@pytest.mark.parametrize("p", [vd.ARD(), *NORMALS])
+def test_kl_to_normal_priors_in_blocks_against_float64(p, transposed):
+    q, axes, found = vd.AdditiveGaussian(), Axes(input=(1,), output=(0,)), []
     weight, log_sigma2 = torch.randn(300, 301), 2 * torch.randn(300, 301) - 3
     hyper = p.initial(torch.randn(300, 301))
     if transposed:

@@ -106,8 +106,7 @@ def trace(average):
     elbo, steps = objective(), []
     training = Loop(elbo, adam(elbo), *data(), 3, 10, average=average)
     torch.manual_seed(1)
-    epochs = [flat(elbo) for _ in training.run(After(lambda at: steps.append(flat(elbo))))]
-    return steps, epochs
+    return steps, [flat(elbo) for _ in training.run(After(lambda at: steps.append(flat(elbo))))]
 
 
 def test_the_average_is_that_of_all_steps_and_the_training_goes_on_without_it():
@@ -130,7 +129,6 @@ def groups(elbo):
 
 
 def objectives(recipe, likelihood, outputs, count=3):
-    torch.manual_seed(0)
     found = []
     for _ in range(count):
         net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, outputs))
@@ -185,8 +183,7 @@ def test_each_ends_where_it_would_alone(classes, recipe):
             rate = lambda at: [LR * (1 - at.epoch / EPOCHS)] * 2
             minimize(loss, lambda at: order[at.epoch], alone, epochs=EPOCHS, schedule=rate)
     for elbo, state in zip(elbos, stacked.states(), strict=True):
-        for name, tensor in elbo.state_dict().items():
-            assert torch.allclose(tensor, state[name], atol=2e-5), name
+        torch.testing.assert_close(dict(elbo.state_dict()), dict(state), rtol=1e-5, atol=2e-5)
 
 
 def test_each_draws_noise_of_its_own_and_a_seed_repeats_it():
@@ -219,19 +216,9 @@ def recurrent():
     return Parts(run, cells=nn.LSTM(1, 4, batch_first=True), last=nn.Linear(4, 1))
 
 
-class Told(RunCallback):
-    def __init__(self):
-        self.notes = []
-
-    def trial(self, label):
-        return self
-
-    def note(self, text):
-        self.notes.append(text)
-
-
 def test_nets_that_cannot_run_side_by_side_run_one_after_the_other(tmp_path):
-    told = Told()
-    run = vd.fit("diabetes", recurrent(), vd.bayes_by_backprop(), out=tmp_path / "r", epochs=1, callback=told)  # fmt: skip
-    assert any(note.startswith("one after the other: ") for note in told.notes)
+    watch, notes = RunCallback(), []
+    watch.trial, watch.note = lambda label: watch, notes.append
+    run = vd.fit("diabetes", recurrent(), vd.bayes_by_backprop(), out=tmp_path / "r", epochs=1, callback=watch)  # fmt: skip
+    assert any(note.startswith("one after the other: ") for note in notes)
     assert run.results["metrics"]["rmse"] > 0

@@ -25,12 +25,6 @@ FILES = {
 }  # fmt: skip
 
 
-def tables():
-    """Tables by the name of their file; the last has something wrong."""
-    new = HOUSES.drop(columns="price").head(4)
-    return {"houses": HOUSES, "new": new, "twon": new.rename(columns={"town": "twon"})}
-
-
 def changed(run, copy, **changes):
     """A copy of a run with other values in its config.json, as if they had been written there."""
     shutil.copytree(run, copy)
@@ -41,7 +35,9 @@ def changed(run, copy, **changes):
 @pytest.fixture(scope="package")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
-    for name, table in tables().items():
+    new = HOUSES.drop(columns="price").head(4)
+    tables = {"houses": HOUSES, "new": new, "twon": new.rename(columns={"town": "twon"})}
+    for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False)
     np.save(folder / "small.npy", np.zeros((2, 1, 5, 5)))
     np.save(folder / "none.npy", np.zeros((0, 1, 8, 8)))

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -48,12 +49,9 @@ def here(tmp_path, monkeypatch):
     """An empty working directory, and nothing imported from it afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
     monkeypatch.setattr(catalog, "_REGISTERED", {})
-    before = dict(METHODS)
-    yield tmp_path
-    METHODS.clear()
-    METHODS.update(before)
+    with mock.patch.dict(METHODS):
+        yield tmp_path
     sys.modules.pop("mine", None)
 
 
@@ -79,10 +77,8 @@ def test_a_file_gives_options_and_those_that_are_typed_win(here, capsys):
 
 def test_a_file_names_lists_and_modules_too(here):
     (here / "mine.py").write_text(MINE)
-    (here / "run.toml").write_text(
-        'import = "mine"\ndata = "ramp"\nrecipe = "wide"\nepochs = 1\nfolds = 1\nout = "r"\n'
-        "drop = []\nforce = true\n"
-    )
+    text = 'import = "mine"\ndata = "ramp"\nrecipe = "wide"\nepochs = 1\nfolds = 1\nout = "r"\n'
+    (here / "run.toml").write_text(f"{text}drop = []\nforce = true\n")
     assert call("fit", "--config", "run.toml", "--quiet") == 0
     assert call("fit", "--config", "run.toml", "--quiet") == 0  # forced
 

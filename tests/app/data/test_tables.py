@@ -74,10 +74,6 @@ def test_preprocessing_travels_and_takes_unknown_categories(tmp_path):
     assert_refused("'area' of new.csv, but got", again.inputs, new.assign(area=["big"]), "new.csv")
     with pytest.raises(vd.VardropError, match="preprocessing of version 1, but got 2"):
         Preprocessing.from_json({**found.to_json(), "version": 2})
-    text = describe(found)
-    assert "price: regression" in text
-    assert "number   area: median" in text
-    assert "category town: Bern, Ulm" in text
 
 
 def test_broken_files_are_told(tmp_path):
@@ -198,17 +194,6 @@ def test_options_say_how_cells_are_read(tmp_path, case):
         assert f"{name} {stored!r}" in text
 
 
-def test_options_of_files_that_cannot_be_are_refused(tmp_path):
-    for options, told in (
-        ({"decimal": ",", "sep": ","}, "`decimal` and `thousands` to be different"),
-        ({"sep": ";;"}, "to be different characters, but got"),
-    ):
-        assert_refused(told, read, tmp_path, lines(), **options)
-    table = pd.DataFrame({"x": ["1,5", "2,5"] * 10, "price": range(20)})
-    with pytest.raises(vd.VardropError, match="cannot be combined with data of the type DataFrame"):
-        load_dataset(table, target="price", decimal=",")
-
-
 READ = {
     "question marks": (lambda i: "?" if i % 7 == 0 else f"{i}.5", NumberColumn),
     "several words for nothing": (lambda i: ("NA", "n/a", "-", "null")[i % 4] if i % 3 == 0 else f"{i}", NumberColumn),
@@ -276,6 +261,10 @@ REFUSED = {
     "unknown drop": (HOUSES, {"drop": ["k"]}, "to have the column 'k'"),
     "only target": (HOUSES[["price"]], {}, "columns besides the target"),
     "two rows": (houses(2), {}, "at least 3 rows to split"),
+    "two problems": (lines(head=("a", "b", "price"), cells=lambda i: ("no" if i == 9 else f"{i}.5", "inf" if i == 9 else f"{i}", f"{i}.25")),
+                     {}, r"'no' in row 10.*'inf' in row 10.*-drop a --drop b"),
+    "one mark for two": (lines(), {"decimal": ",", "sep": ","}, "`decimal` and `thousands` to be different"),
+    "two marks": (lines(), {"sep": ";;"}, "to be different characters, but got"),
     "only names": (lines(rows=200, head=("name", "price"), cells=lambda i: (f"house {i * i}", f"{i}.5")), {}, "'name' names the rows"),
 }  # fmt: skip
 
@@ -286,12 +275,6 @@ def test_what_cannot_be_read_is_one_line(tmp_path, content, more, told):
     with pytest.raises(vd.VardropError, match=told) as found:
         read(tmp_path, content, **more)
     assert "\n" not in str(found.value)
-
-
-def test_all_problems_are_told_at_once(tmp_path):
-    cells = lambda i: ("no" if i == 9 else f"{i}.5", "inf" if i == 9 else f"{i}", f"{i}.25")
-    with pytest.raises(vd.VardropError, match=r"'no' in row 10.*'inf' in row 10.*-drop a --drop b"):
-        read(tmp_path, lines(head=("a", "b", "price"), cells=cells))
 
 
 TWELVE = tuple(map(str, range(12)))

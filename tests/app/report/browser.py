@@ -15,7 +15,6 @@ _FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--disable-dev-shm-usage", "--remote-debugging-pipe",
 )  # fmt: skip
-_PATIENCE = 60
 
 
 class Page:
@@ -36,7 +35,7 @@ class Page:
         return answer["result"]
 
     def _next(self):
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + 60
         while b"\0" not in self.buffer:
             ready = select.select([self.read], [], [], max(0, end - time.monotonic()))[0]
             chunk = os.read(self.read, 1 << 20) if ready else b""

@@ -49,13 +49,12 @@ def arrays(seed=0, rows=400):
     g = torch.Generator().manual_seed(seed)
     probs, labels = _classes(rows, g)
     other = _entropy(torch.randn(rows, 10, generator=g).softmax(-1))
-    found = {
+    return {
         "probs": probs, "labels": labels,
         "entropy_in": _entropy(probs), "entropy_out_fashion-mnist": other,
         "epistemic_in": 0.1 * _entropy(probs), "epistemic_out_fashion-mnist": 0.3 * other,
         "log_prob": probs.gather(1, labels[:, None])[:, 0].log().double(),
     }  # fmt: skip
-    return found
 
 
 def results():

@@ -16,7 +16,7 @@ from vardrop.metrics.intervals import Estimate
 HISTORY = list(runs.history(4))
 G = torch.Generator().manual_seed(0)
 PROBS, LABELS = runs._classes(50, G)
-WEIGHT = torch.randn(4, 2, 3, 3, generator=G)
+
 LINE = torch.linspace(0, 1, 9)
 SCORES = {"$a$": Estimate(0.5, 0.1, 0.3, 0.7), "b": Estimate(0.25)}
 

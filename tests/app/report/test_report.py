@@ -153,12 +153,32 @@ def test_several_runs_share_a_baseline_and_are_compared_with_intervals(tmp_path)
     assert "Scores with 95% intervals" in [image["alt"] for image in images(text)]
 
 
-@pytest.mark.parametrize(
-    ("gap", "word"), [(-0.1, "Better than"), (0.1, "Worse than"), (0.03, "No clear difference")]
-)
-def test_two_standard_errors_decide_about_the_plain_model(tmp_path, gap, word):
-    found = {**runs.results(), "against": {"plain": {"nll": gap, "error": 0.02}}}
-    assert word in said(tmp_path, config=runs.config("mnist", "vardrop fit mnist"), results=found)
+def against(gap):
+    """Parts of a run whose model differs from the plain one by so much, with an error of 0.02."""
+    results = {**runs.results(), "against": {"plain": {"nll": gap, "error": 0.02}}}
+    return {"config": runs.config("mnist", "vardrop fit mnist"), "results": results}
+
+
+# A run without a test part, and one whose headline is undefined.
+HELD_OUT = {"task": "classification", "metrics": {}, "held_out": runs.results()["held_out"]}
+SCORED = {"balanced_accuracy": None, "accuracy": 1.0}
+UNDEFINED = {
+    "task": "classification",
+    "metrics": SCORED,
+    "baseline": {"name": "majority", **SCORED},
+}
+SAID = [
+    (against(-0.1), "Better than"), (against(0.1), "Worse than"), (against(0.03), "No clear difference"),
+    ({"results": HELD_OUT}, "Accuracy 0.9900 on held-out examples; plain model: 0.9880; most frequent"),
+    ({"results": HELD_OUT}, "this model plain model most frequent class NLL (log loss)"),
+    ({"results": UNDEFINED}, "Balanced accuracy undefined on test data; most frequent class: undefined."),
+    ({"config": {**MINIMAL, "settings": {"epochs": 9}}, "history": list(runs.history(3))}, "a was stopped after 3 of 9 epochs."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("parts, text", SAID)
+def test_the_page_says(tmp_path, parts, text):
+    assert text in said(tmp_path, **parts)
 
 
 RULES = [
@@ -174,21 +194,6 @@ RULES = [
 
 def test_the_rule_of_comparisons():
     assert [judge_difference(*rule[:2]) for rule in RULES] == [rule[2] for rule in RULES]
-
-
-def test_without_a_test_part_held_out_examples_are_the_headline(tmp_path):
-    found = {"task": "classification", "metrics": {}, "held_out": runs.results()["held_out"]}
-    text = said(tmp_path, results=found)
-    assert "Accuracy 0.9900 on held-out examples; plain model: 0.9880; most frequent" in text
-    assert "this model plain model most frequent class NLL (log loss)" in text
-
-
-def test_an_undefined_score_can_be_the_headline(tmp_path):
-    scores = {"balanced_accuracy": None, "accuracy": 1.0}
-    baseline = {"name": "majority", **scores}
-    found = {"task": "classification", "metrics": scores, "baseline": baseline}
-    told = "Balanced accuracy undefined on test data; most frequent class: undefined."
-    assert told in said(tmp_path, results=found)
 
 
 def test_curves_of_training_and_validation_are_in_one_unit(tmp_path):
@@ -228,11 +233,6 @@ def test_a_run_without_results_has_a_page(tmp_path):
     text = page([runs.write(tmp_path / "a", config=MINIMAL)])
     assert images(text) == []
     assert "Not evaluated yet Try `vardrop evaluate`." in words(text)
-
-
-def test_an_interrupted_run_is_marked(tmp_path):
-    parts = {"config": {**MINIMAL, "settings": {"epochs": 9}}, "history": list(runs.history(3))}
-    assert "a was stopped after 3 of 9 epochs." in said(tmp_path, **parts)
 
 
 def test_everything_from_files_is_escaped(tmp_path):

@@ -27,25 +27,17 @@ def main(out):
         layer.register_forward_pre_hook(held_noise, with_kwargs=True)
     x = torch.randn(101, 6, generator=torch.Generator().manual_seed(1))
     y = (x[:, 0] > 0).long() + (x[:, 1] > 0.5)
+    optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=1e-2))
     with join_processes() as world:
-        epochs = trained(elbo, x, y, world)
+        # 101 = 6 * 16 + 5: the last batch cannot be shared evenly.
+        given = {"beta": vd.linear_warmup(1, 5), "world": world, "max_norm": 5.0}
+        epochs = list(Loop(elbo, optimizer, x, y, 8, 16, **given).run())
         if world.first:
             with open(out, "w") as file:
                 json.dump({"processes": world.size, "epochs": [e._asdict() for e in epochs]}, file)
 
 
-def trained(elbo, x, y, world):
-    optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=1e-2))
-    # 101 = 6 * 16 + 5: the last batch cannot be shared evenly.
-    loop = Loop(elbo, optimizer, x, y, 8, 16, vd.linear_warmup(1, 5), world=world, max_norm=5.0)
-    return list(loop.run())
-
-
-def threads():
-    """The names of this process's threads."""
-    return [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-
-
 if __name__ == "__main__":
     main(sys.argv[1])
-    assert not [name for name in threads() if "gloo" in name]  # one that stays aborts the exit
+    threads = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    assert not [name for name in threads if "gloo" in name]  # one that stays aborts the exit

@@ -278,23 +278,19 @@ def test_tensors_that_no_recorder_writes_are_told(tmp_path, name):
 
 
 def test_the_momenta_of_kernels_in_channels_last_come_back_in_their_layout():
-    def trained(gradients, between=None):
-        torch.manual_seed(0)
-        kernel = torch.nn.Parameter(torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last))
+    last, found = {"memory_format": torch.channels_last}, []
+    start, gradients = torch.randn(4, 3, 5, 5), torch.randn(4, 4, 3, 5, 5)
+    for stored in (True, False):
+        kernel = nn.Parameter(start.clone(**last))
         optimizer = torch.optim.Adam([kernel], lr=0.1, fused=True)
         for step, gradient in enumerate(gradients):
-            kernel.grad = gradient.to(memory_format=torch.channels_last)
+            kernel.grad = gradient.to(**last)
             optimizer.step()
-            if between and step == 1:
-                between(optimizer)
-        return kernel.detach()
-
-    def through_a_file(optimizer):
-        found = {name: t.contiguous() for name, t in optimizer_tensors(optimizer).items()}
-        load_optimizer(optimizer, found)
-
-    gradients = torch.randn(4, 4, 3, 5, 5)
-    assert torch.equal(trained(gradients, through_a_file), trained(gradients))
+            if stored and step == 1:  # as through a file
+                tensors = optimizer_tensors(optimizer)
+                load_optimizer(optimizer, {name: t.contiguous() for name, t in tensors.items()})
+        found.append(kernel.detach())
+    assert torch.equal(*found)
 
 
 # A run that is killed many times at random moments ends with the numbers of an unbroken one.

@@ -40,15 +40,20 @@ def written(table, folder):
     return folder / "t.csv"
 
 
+def fit_table(table, folder, *net, **settings):
+    """A fit of a file, without a plain model to compare it with."""
+    path, out = written(table, folder), folder / "r"
+    return fit(path, *net, target="y", out=out, compare=False, **settings)
+
+
 # The defaults.
 
 
+WHOLE_AND_QUICK = [{"epochs": 60, "folds": 2}, pytest.param({}, marks=pytest.mark.slow)]
+
+
 @pytest.mark.parametrize("made", [smooth, classes])
-@pytest.mark.parametrize(
-    "settings",
-    [{"epochs": 60, "folds": 2}, pytest.param({}, marks=pytest.mark.slow)],
-    ids=["quick", "whole"],
-)
+@pytest.mark.parametrize("settings", WHOLE_AND_QUICK, ids=["quick", "whole"])
 def test_a_table_of_150_rows_is_learned_with_nothing_given(tmp_path, made, settings):
     run = fit(written(made(150), tmp_path), target="y", out=tmp_path / "r", **settings)
     assert run.config.net == "mlp50"
@@ -88,8 +93,7 @@ def test_a_given_weight_is_not_chosen_and_a_plain_net_has_none(tmp_path):
 
 
 def test_of_many_rows_the_validation_part_chooses(tmp_path):
-    path = written(smooth(2900), tmp_path)
-    run = fit(path, target="y", out=tmp_path / "r", epochs=2)
+    run = fit(written(smooth(2900), tmp_path), target="y", out=tmp_path / "r", epochs=2)
     found = run.results["held_out"]
     assert list(found["weights"]) in (["1", "0.1"], ["1", "0.1", "0.01"])
     assert found["weights"][f"{found['beta']:g}"] == min(found["weights"].values())
@@ -116,8 +120,9 @@ def test_trials_of_a_large_table_are_as_long_as_its_training(tmp_path):
         def record(self, record, elbo):
             epochs[self.label] += 1
 
-    run = fit(smooth(30_000), "dense-4", target="y", out=tmp_path / "r", epochs=4, batch_size=4096,
-              compare=False, callback=Count())  # fmt: skip
+    run = fit_table(
+        smooth(30_000), tmp_path, "dense-4", epochs=4, batch_size=4096, callback=Count()
+    )
     assert set(epochs) >= {"trial 1-0", "trial 0.1-0"}
     assert set(epochs.values()) == {4}
     assert len(run.history) == 4
@@ -177,10 +182,10 @@ class StopsIn(RunCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(
-    "own, alone",
-    [(False, True), (True, False), *(pytest.param(b, b, marks=pytest.mark.slow) for b in (0, 1))],
-)
+BOTH = [(False, True), (True, False), *(pytest.param(b, b, marks=pytest.mark.slow) for b in (0, 1))]
+
+
+@pytest.mark.parametrize("own, alone", BOTH)
 def test_a_run_stopped_among_its_trials_ends_as_one_that_was_not(tmp_path, own, alone):
     path = written(smooth(80), tmp_path)
 
@@ -195,8 +200,8 @@ def test_a_run_stopped_among_its_trials_ends_as_one_that_was_not(tmp_path, own, 
         fit(path, net(0), out=tmp_path / "parts", callback=StopsIn(3 if alone else 2), **settings)
     assert (tmp_path / "parts" / "trials" / "1-1").is_dir()
     assert not (tmp_path / "parts" / "choice.safetensors").exists()
-    fresh = net(1) if own else None  # with other weights than the first one had
-    check_same(whole, resume(tmp_path / "parts", fresh))
+    # With other weights than the first one had.
+    check_same(whole, resume(tmp_path / "parts", net(1) if own else None))
 
 
 def check_same(whole, parts):
@@ -276,8 +281,7 @@ def test_what_targets_alone_say():
 
 
 def test_intervals_cover_what_they_say(tmp_path):
-    run = fit(written(smooth(300), tmp_path), target="y", out=tmp_path / "r", epochs=40, beta=0.3,
-              compare=False)  # fmt: skip
+    run = fit_table(smooth(300), tmp_path, epochs=40, beta=0.3)
     fresh = smooth(4000, seed=1)
     y = torch.tensor(fresh.y.to_numpy(), dtype=torch.float32).unsqueeze(1)
     p = run.predict(fresh)
@@ -292,8 +296,7 @@ def test_intervals_cover_what_they_say(tmp_path):
 
 
 def test_a_run_without_its_choice_is_damaged(tmp_path):
-    fit(written(smooth(60), tmp_path), target="y", out=tmp_path / "r", epochs=1, compare=False,
-        **QUIET)  # fmt: skip
+    fit_table(smooth(60), tmp_path, epochs=1, **QUIET)
     run = load_run(tmp_path / "r")
     assert run.standing == ""
     scores = {k: v for k, v in run.choice.held_out.items() if k != "net"}
@@ -355,8 +358,7 @@ def test_intervals_of_a_grouped_fit_cover_rows_of_new_groups(tmp_path):
     the bounds are four of them, an error rate of 1 in 15 000.
     """
     table = grouped(200, 0)
-    run = fit(written(table, tmp_path), target="y", group="group", folds=4, test=False, epochs=20,
-              beta=0.1, compare=False, out=tmp_path / "r")  # fmt: skip
+    run = fit_table(table, tmp_path, group="group", folds=4, test=False, epochs=20, beta=0.1)
     assert float(run.choice.shares.sum()) == pytest.approx(200)
     fresh = grouped(500, 1)
     lower, upper = run.interval(run.predict(fresh), 0.9)
@@ -371,8 +373,7 @@ def test_targets_of_a_large_mean_keep_their_digits(tmp_path, offset):
     scale = 20 if offset < 1e10 else 1e20  # whose square is infinite in single precision
     table = smooth(300)[["a", "b", "y"]]
     table = table.assign(y=offset + scale * (table.y - 50) / 20)
-    run = fit(written(table, tmp_path), target="y", out=tmp_path / "r", epochs=40, beta=0.1,
-              folds=1, compare=False)  # fmt: skip
+    run = fit_table(table, tmp_path, epochs=40, beta=0.1, folds=1)
     scores, p = run.results["metrics"], run.predict(table)
     error = p.mean.flatten().numpy() - table.y.to_numpy()
     assert np.sqrt(np.square(error).mean()) < 0.75 * scale
@@ -389,8 +390,7 @@ def test_the_width_of_the_noise_may_differ_by_row(tmp_path):
     made = np.random.default_rng(0)
     x = made.uniform(-1, 1, 400)
     table = pd.DataFrame({"a": x, "y": 7 + np.where(x > 0, 2.0, 0.2) * made.standard_normal(400)})
-    run = fit(written(table, tmp_path), target="y", out=tmp_path / "r", epochs=60, beta=0.1,
-              folds=1, heteroscedastic=True, compare=False)  # fmt: skip
+    run = fit_table(table, tmp_path, epochs=60, beta=0.1, folds=1, heteroscedastic=True)
     p = load_run(tmp_path / "r").predict(pd.DataFrame({"a": [-0.6, 0.6]}))
     assert float(p.std[1]) > 3 * float(p.std[0])
     assert p.mean.flatten().tolist() == pytest.approx([7, 7], abs=0.8)

@@ -172,8 +172,7 @@ def test_a_sealed_value_that_no_run_has_is_told(run, place, hostile, message):
     inner = {**json.loads((run / "config.json").read_text())[part], key: hostile}
     inner = {k: v for k, v in inner.items() if v is not ...}
     reseal(run / "config.json", **{part: inner if key else hostile})
-    told = f"config.json and .* to hold the description of a run.*{message}"
-    assert_refused(told, load_run, run)
+    assert_refused(f"config.json and .* to hold the description of a run.*{message}", load_run, run)
 
 
 # Nothing wrong is answered.

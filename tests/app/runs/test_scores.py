@@ -193,10 +193,8 @@ def test_without_a_test_part_held_out_rows_are_scored(tmp_path, capsys):
 
 def test_validation_is_in_the_units_of_the_table(tmp_path):
     x = torch.randn(60, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64).numpy()
-    last = lambda unit: fit((x, unit * x[:, 0]), "mlp", out=tmp_path / f"{unit}", **QUICK).history[
-        -1
-    ]
-    nll = [last(unit)["validation"] for unit in (1.0, 1000.0)]
+    run = lambda unit: fit((x, unit * x[:, 0]), "mlp", out=tmp_path / f"{unit}", **QUICK)
+    nll = [run(unit).history[-1]["validation"] for unit in (1.0, 1000.0)]
     assert nll[1]["nll"] - nll[0]["nll"] == pytest.approx(math.log(1000), abs=1e-3)
     assert nll[1]["rmse"] == pytest.approx(1000 * nll[0]["rmse"], rel=1e-3)
 
