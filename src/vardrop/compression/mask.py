@@ -35,11 +35,8 @@ def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
     if threshold is None:
         return relevances
     for number in threshold.values() if isinstance(threshold, Mapping) else [threshold]:
-        try:
-            is_number = not math.isnan(float(number))  # infinity keeps everything or nothing
-        except (TypeError, ValueError):
-            is_number = False
-        if not is_number:
+        # Infinity keeps everything or nothing.
+        if not isinstance(number, SupportsFloat) or math.isnan(float(number)):
             raise VardropError(
                 "Expected `threshold` to be a number or numbers by module name, but got "
                 f"{number!r}."

@@ -300,12 +300,9 @@ def _decode(
             tensors[name] = numbers.view(like.shape)
             continue
         step, differences, counts = code
-        if not (
-            all(type(n) is int for n in (*differences, *counts))
-            and len(differences) == len(counts)
-            and all(n >= 1 for n in counts)
-            and sum(counts) == like.numel()
-        ):
+        integers = all(type(n) is int for n in (*differences, *counts))
+        positive = integers and len(differences) == len(counts) and min(counts, default=1) >= 1
+        if not positive or sum(counts) != like.numel():
             raise VardropError(
                 f"Expected a histogram of {like.numel()} values for '{name}', but got another one. "
                 "Pass a model of the class that was packed."
