@@ -75,8 +75,6 @@ def num_examples(x: Batch, name: str = "x") -> int:
     >>> num_examples({"a": torch.zeros(4, 2), "b": torch.zeros(4), "flag": True})
     4
     """
-    if isinstance(x, Tensor) and x.dim():
-        return x.shape[0]
     lengths = sorted({t.shape[0] for t in tensors_in(x) if t.dim()})
     if not lengths:
         raise VardropError(
@@ -156,9 +154,7 @@ def labelled_batches(data: LabelledData, name: str = "data") -> Iterator[tuple[B
                 f"Expected inputs and targets of one length in `{name}`, but got "
                 f"{num_examples(x)} and {len(y)}."
             )
-        size = _BATCH_SIZE
-        starts = range(0, len(y), size)
-        data = ((slice_batch(x, i, i + size), y[i : i + size]) for i in starts)
+        data = zip(split_batch(x, _BATCH_SIZE), y.split(_BATCH_SIZE), strict=False)
     count = 0
     for batch in data:
         is_pair = isinstance(batch, tuple | list) and len(batch) == 2
@@ -207,10 +203,9 @@ def output_tensor(output: object) -> Tensor:
     """
     if isinstance(output, Tensor):
         return output
-    if isinstance(output, Mapping):
-        logits = output.get("logits")
-    else:
-        logits = getattr(output, "logits", None)
+    logits = (
+        output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    )
     if isinstance(logits, Tensor):
         return logits
     raise VardropError(
