@@ -75,6 +75,8 @@ def num_examples(x: Batch, name: str = "x") -> int:
     >>> num_examples({"a": torch.zeros(4, 2), "b": torch.zeros(4), "flag": True})
     4
     """
+    if isinstance(x, Tensor) and x.dim():
+        return x.shape[0]
     lengths = sorted({t.shape[0] for t in tensors_in(x) if t.dim()})
     if not lengths:
         raise VardropError(

@@ -232,8 +232,7 @@ def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
 def _spread(draw: Callable[[_Shape, Tensor], Tensor], shape: _Shape, like: DTensor) -> Tensor:
     """Noise in the parts of `like`: the same wherever processes hold the same numbers."""
     local_shape, number, join = shard_like(shape, like)
-    seed = common_seed(like, generator(torch.device("cpu"))) + number
-    with draw_from(GeneratorNoise(seed)):
+    with draw_from(GeneratorNoise(common_seed(like, generator(torch.device("cpu"))) + number)):
         return join(draw(local_shape, like.to_local()))
 
 
