@@ -242,11 +242,12 @@ def test_buffers_of_every_type_come_back(tmp_path):
 def test_pack_compares_before_it_writes(tmp_path, monkeypatch):
     module = import_module("vardrop.compression.pack")
 
-    class Wrong(module._Coder):
-        def read(self, counts):
-            return super().read(counts).flip(0)
+    decode = module._decode
 
-    monkeypatch.setattr(module, "_Coder", Wrong)
+    def decode_wrongly(*args):
+        return {name: tensor.flip(0) for name, tensor in decode(*args).items()}
+
+    monkeypatch.setattr(module, "_decode", decode_wrongly)
     small, _, _ = small_net("lenet-300-100", recipe=True)
     assert_refused("same after decoding.*Nothing was written", pack, small, tmp_path / "net.vdp")
     assert not list(tmp_path.iterdir())

@@ -156,9 +156,7 @@ def labelled_batches(data: LabelledData, name: str = "data") -> Iterator[tuple[B
                 f"Expected inputs and targets of one length in `{name}`, but got "
                 f"{num_examples(x)} and {len(y)}."
             )
-        size = _BATCH_SIZE
-        starts = range(0, len(y), size)
-        data = ((slice_batch(x, i, i + size), y[i : i + size]) for i in starts)
+        data = zip(split_batch(x, _BATCH_SIZE), y.split(_BATCH_SIZE), strict=False)
     count = 0
     for batch in data:
         is_pair = isinstance(batch, tuple | list) and len(batch) == 2
@@ -209,10 +207,9 @@ def output_tensor(output: object) -> Tensor:
     """
     if isinstance(output, Tensor):
         return output
-    if isinstance(output, Mapping):
-        logits = output.get("logits")
-    else:
-        logits = getattr(output, "logits", None)
+    logits = (
+        output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    )
     if isinstance(logits, Tensor):
         return logits
     raise VardropError(

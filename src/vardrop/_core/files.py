@@ -52,10 +52,9 @@ def open_atomically(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-        except BaseException:
+        finally:  # after an error
             with suppress(OSError):  # in a read-only directory there is nothing to remove
                 temporary.unlink(missing_ok=True)
-            raise
 
 
 def append(path: Path, content: bytes) -> None:

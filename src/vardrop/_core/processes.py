@@ -27,8 +27,6 @@ class World:
 
     def slice(self, batch: Tensor) -> tuple[Tensor, float]:
         """The part of a batch for this process, and its weight in the mean over processes."""
-        if self.size == 1:
-            return batch, 1.0
         part = batch.tensor_split(self.size)[self.rank]
         if len(part) == 0:
             return batch[:1], 0.0

@@ -33,8 +33,7 @@ def set_generator_states(device: torch.device, states: dict[str, Tensor], seed: 
 
 def seed_generators(device: torch.device, seed: int) -> None:
     """Seed torch's global generators of the CPU and of a device."""
-    states = {"noise": torch.Generator().manual_seed(seed).get_state()}
-    set_generator_states(device, states, seed)
+    set_generator_states(device, {"noise": torch.Generator().manual_seed(seed).get_state()}, seed)
 
 
 @contextmanager

@@ -87,8 +87,7 @@ def local_part(tensor: Tensor, like: DTensor) -> Tensor:
         Partial() if p.is_shard() and not w.is_shard() else w
         for p, w in zip(placements, wanted, strict=True)
     ]
-    moved = tensor.redistribute(like.device_mesh, wanted)
-    return moved.to_local(grad_placements=gradients)
+    return tensor.redistribute(like.device_mesh, wanted).to_local(grad_placements=gradients)
 
 
 def sum_over_shards(part: Tensor, over: DTensor) -> Tensor:

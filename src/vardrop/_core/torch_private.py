@@ -120,8 +120,7 @@ def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def has_plain_forward(module: nn.Module) -> bool:
     """Whether a call of a module runs the `forward` of its class: no hook, no replaced method."""
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    return not hooks and "forward" not in vars(module)
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def separate_state(state: dict[str, Any]) -> None:

@@ -146,16 +146,6 @@ def from_json(data: dict[str, Any]) -> Value:
     >>> from_json(to_json(sparse_vd())) == sparse_vd()
     True
     """
-    try:
-        return _build(data)
-    except RecursionError:
-        raise VardropError(
-            "Expected a description nested a few levels deep, but got one that is too deep. "
-            "It was not written by vardrop.to_json."
-        ) from None
-
-
-def _build(data: Any) -> Value:
     check_type("data", data, dict, "a dictionary that vardrop.to_json made")
     fields = dict(data)
     kind, version = fields.pop("type", None), fields.pop("version", None)
@@ -186,7 +176,13 @@ def _build(data: Any) -> Value:
             f"Expected the description of {cls.__name__} to have all its fields, but {absent} are "
             "missing. It is damaged, or was not written by vardrop.to_json."
         )
-    fields = {k: _build(v) if isinstance(v, dict) else v for k, v in fields.items()}
-    for name, kind in _kinds(cls).items():
-        _check_field(name, fields[name], kind)
+    try:
+        fields = {k: from_json(v) if isinstance(v, dict) else v for k, v in fields.items()}
+    except RecursionError:
+        raise VardropError(
+            "Expected a description nested a few levels deep, but got one that is too deep. "
+            "It was not written by vardrop.to_json."
+        ) from None
+    for name, declared in _kinds(cls).items():  # a subclass may leave out the checks of `Value`
+        _check_field(name, fields[name], declared)
     return cls(**fields)

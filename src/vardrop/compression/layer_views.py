@@ -283,14 +283,13 @@ def view_of(module: nn.Module) -> AffineView | Units | None:
 
 def affine_layers(net: nn.Module) -> dict[str, AffineView]:
     """The plain affine layers of a model by name."""
-    views = ((name, view_of(module)) for name, module in net.named_modules())
-    return {name: view for name, view in views if isinstance(view, AffineView)}
+    return {n: v for n, m in net.named_modules() if isinstance(v := view_of(m), AffineView)}
 
 
 def unit_modules(net: nn.Module) -> dict[str, Units]:
     """The modules and bare tensors of a model that treat every unit separately, by name."""
-    views = ((name, view_of(module)) for name, module in net.named_modules())
-    return {name: view for name, view in views if isinstance(view, Units)} | bare_units(net)
+    units = {n: v for n, m in net.named_modules() if isinstance(v := view_of(m), Units)}
+    return units | bare_units(net)
 
 
 def join_name(name: str, tensor: str) -> str:

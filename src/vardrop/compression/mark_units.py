@@ -43,9 +43,8 @@ class Tracer:
         pairs = ((self.whole[name], partial(_compare, calls)) for name, calls in verdicts.items())
         with hooks(*(module.register_forward_hook(hook) for module, hook in pairs)):
             run(net, inputs)
-        # Some treat every unit separately, such as a `LayerScale`.
-        separate = {name for name, calls in verdicts.items() if calls and all(calls)}
-        self.whole = {name: m for name, m in self.whole.items() if name not in separate}
+        # Some treat every unit separately in all calls, such as a `LayerScale`.
+        self.whole = {n: m for n, m in self.whole.items() if not all(verdicts.get(n) or [False])}
         # The remaining tensors of no layer by name, and their views by name and axis.
         self.other = {
             layer_views.join_name(name, key): tensor
@@ -55,10 +54,9 @@ class Tracer:
             if tensor.is_floating_point() and tensor.numel() > 1
         }
         self.bare = {n: u for n, u in bare.items() if n.rpartition(":")[0] in self.other}
-        views = {**self.emitters, **self.bare}
-        self.units = {name: view.outputs for name, view in views.items()}
+        self.units = {name: v.outputs for name, v in (self.emitters | self.bare).items()}
         # Gray codes: neighbours differ in one binary digit, and layers that meet are neighbours.
-        self.codes = {name: i ^ (i >> 1) for i, name in enumerate(views)}
+        self.codes = {name: i ^ (i >> 1) for i, name in enumerate(self.units)}
 
     def follow(
         self, sources: dict[str, Tensor], until_whole: bool = False, tensors: Sequence[Tensor] = ()
@@ -225,8 +223,7 @@ class Numbers(dict[tuple[str, str], Tensor]):
 
 def _mark(mask: Tensor, axis: int, module: nn.Module, args: Inputs, output: Tensor) -> Tensor:
     """Mark units of a module's output."""
-    index = mask.nonzero().flatten().to(output.device)
-    return output.index_fill(axis, index, torch.nan)
+    return output.index_fill(axis, mask.nonzero().flatten().to(output.device), torch.nan)
 
 
 def _note(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.encoder import disable_encoder_fastpath
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, report_arguments
 from vardrop._core.integrations import load_integration
 from vardrop._core.modules import parameter_owners
 from vardrop.compression.layer_views import join_name, replace_module
@@ -34,16 +34,14 @@ def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
     relevances = relevance(net) if named_modules_of(net, Noisy) else {}
     if threshold is None:
         return relevances
-    for number in threshold.values() if isinstance(threshold, Mapping) else [threshold]:
-        try:
-            is_number = not math.isnan(float(number))  # infinity keeps everything or nothing
-        except (TypeError, ValueError):
-            is_number = False
-        if not is_number:
-            raise VardropError(
-                "Expected `threshold` to be a number or numbers by module name, but got "
-                f"{number!r}."
-            )
+    with report_arguments("threshold"):
+        for number in threshold.values() if isinstance(threshold, Mapping) else [threshold]:
+            # Infinity keeps everything or nothing.
+            if not isinstance(number, SupportsFloat) or math.isnan(float(number)):
+                raise VardropError(
+                    "Expected `threshold` to be a number or numbers by module name, but got "
+                    f"{number!r}."
+                )
     if not relevances:
         raise VardropError(
             "Expected `net` to have a method with a pruning rule, but got none. Use a recipe such "

@@ -209,7 +209,8 @@ def _raw(tensor: Tensor) -> Tensor:
 
 def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str, float]]:
     """The file, and the bits per nonzero weight of every rounded tensor."""
-    coder = _Coder()
+    import_optional("numpy", "compress")  # which the next package needs, too
+    queue = import_optional("constriction", "compress").stream.queue.RangeEncoder()
     codes: list[_Code | None] = []
     exact, per_weight = [], {}
     for name, original in _sort_tensors(net).items():
@@ -221,14 +222,15 @@ def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str,
         integers = _differences(tensor.long()) if step is None else _quantise(name, tensor, step)
         levels, index, counts = integers.flatten().unique(return_inverse=True, return_counts=True)
         codes.append((step, _differences(levels).tolist(), counts.tolist()))
-        coder.write(index, counts.tolist())
+        if len(levels) > 1:  # a constant takes no bits
+            queue.encode(index.int().numpy(), _distribution(counts))
         if step is not None:
             count = counts.double()
             bits = abs(float((count * (count / count.sum()).log2()).sum()))
             per_weight[name] = bits / max(int(tensor.count_nonzero()), 1)
-    payload = coder.to_bytes()
-    header = [layer_sizes(net), codes, len(payload)]
-    packed = zlib.compress(json.dumps(header, separators=(",", ":")).encode(), 9)
+    payload = queue.get_compressed().astype("<u4").tobytes()
+    header = json.dumps([layer_sizes(net), codes, len(payload)], separators=(",", ":"))
+    packed = zlib.compress(header.encode(), 9)
     body = _MARK + struct.pack("<I", len(packed)) + packed + payload + b"".join(exact)
     return body + hashlib.blake2b(body, digest_size=_CHECK).digest(), per_weight
 
@@ -282,7 +284,10 @@ def _from_bytes(raw: bytes, path: str, into: nn.Module) -> nn.Module:
 def _decode(
     net: nn.Module, codes: list[_Code | None], offset: int, content: bytes
 ) -> dict[str, Tensor]:
-    coder, tensors, empty = _Coder(content[:offset]), dict[str, Tensor](), _sort_tensors(net)
+    numpy = import_optional("numpy", "compress")
+    words = numpy.frombuffer(content[:offset], dtype="<u4").astype(numpy.uint32)
+    queue = import_optional("constriction", "compress").stream.queue.RangeDecoder(words)
+    tensors, empty = dict[str, Tensor](), _sort_tensors(net)
     if len(codes) != len(empty):
         raise VardropError(
             f"Expected the file to hold the {len(empty)} tensors of `into`, but got {len(codes)}. "
@@ -291,8 +296,8 @@ def _decode(
     for (name, like), code in zip(empty.items(), codes, strict=True):
         if code is None:
             start, offset = offset, offset + like.numel() * like.element_size()
-            raw = torch.frombuffer(bytearray(content[start:offset]), dtype=like.dtype)
-            tensors[name] = raw.view(like.shape)
+            numbers = torch.frombuffer(bytearray(content[start:offset]), dtype=like.dtype)
+            tensors[name] = numbers.view(like.shape)
             continue
         step, differences, counts = code
         integers = all(type(n) is int for n in (*differences, *counts))
@@ -304,7 +309,11 @@ def _decode(
             )
         if step is not None:
             check_number(f"the step of '{name}'", step, above=0)
-        coded = torch.tensor(differences, dtype=torch.long).cumsum(0)[coder.read(counts)]
+        index = torch.zeros(like.numel(), dtype=torch.long)
+        if len(counts) > 1:
+            decoded = queue.decode(_distribution(torch.tensor(counts)), like.numel())
+            index = torch.from_numpy(decoded).long()
+        coded = torch.tensor(differences, dtype=torch.long).cumsum(0)[index]
         numbers = coded.cumsum(0) if step is None else coded.double() * step
         tensors[name] = numbers.to(like.dtype).view(like.shape)
     return tensors
@@ -334,34 +343,7 @@ def _differences(tensor: Tensor) -> Tensor:
     return torch.diff(flat, prepend=flat.new_zeros(1))
 
 
-class _Coder:
-    """A range coder of indices under histograms: writes them, or reads a payload in order."""
-
-    def __init__(self, payload: bytes | None = None) -> None:
-        numpy = import_optional("numpy", "compress")
-        stream = import_optional("constriction", "compress").stream
-        self._categorical = stream.model.Categorical
-        if payload is None:
-            self._queue = stream.queue.RangeEncoder()
-        else:
-            words = numpy.frombuffer(payload, dtype="<u4").astype(numpy.uint32)
-            self._queue = stream.queue.RangeDecoder(words)
-
-    def _model(self, counts: list[int]) -> Any:
-        fractions = torch.tensor(counts, dtype=torch.float64) / sum(counts)
-        return self._categorical(fractions.numpy(), perfect=False)
-
-    def write(self, index: Tensor, counts: list[int]) -> None:
-        """Code indices under their histogram. A constant takes no bits."""
-        if len(counts) > 1:
-            self._queue.encode(index.int().numpy(), self._model(counts))
-
-    def to_bytes(self) -> bytes:
-        """The payload that was written so far."""
-        return bytes(self._queue.get_compressed().astype("<u4").tobytes())
-
-    def read(self, counts: list[int]) -> Tensor:
-        """The next indices."""
-        if len(counts) <= 1:
-            return torch.zeros(sum(counts), dtype=torch.long)
-        return torch.from_numpy(self._queue.decode(self._model(counts), sum(counts))).long()
+def _distribution(counts: Tensor) -> Any:
+    """The distribution of the entries of a tensor with this histogram."""
+    stream = import_optional("constriction", "compress").stream
+    return stream.model.Categorical((counts.double() / counts.sum()).numpy(), perfect=False)

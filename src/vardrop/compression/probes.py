@@ -95,13 +95,10 @@ def outputs(net: nn.Module, data: calls.LabelledData, name: str = "data") -> tup
 def score(net: nn.Module, data: calls.LabelledData, metric: Metric) -> float:
     """The metric of a model's outputs and the targets."""
     with report_arguments("data", "metric"):
-        returned = metric(*outputs(net, data))
-    number = math.nan
-    with suppress(TypeError, ValueError):
-        number = float(returned)
-    if math.isnan(number):
-        raise VardropError(f"Expected `metric` to return a number, but got {returned!r}.")
-    return number
+        number = metric(*outputs(net, data))
+        if not isinstance(number, SupportsFloat) or math.isnan(float(number)):
+            raise VardropError(f"Expected `metric` to return a number, but got {number!r}.")
+        return float(number)
 
 
 def time_interleaved(

@@ -89,8 +89,8 @@ def _pass_on(
     seen.append(args[0].detach().clone())
     is_marked = args[0].isnan()
     y: Tensor = layer.forward(args[0].masked_fill(is_marked, 0.0), *args[1:])
-    marks = arrival(is_marked.to(y.dtype), *args[1:])  # positive if a mark arrives
-    return y.masked_fill(marks > 0.5, torch.nan)
+    # The result of `arrival` is positive if a mark arrives.
+    return y.masked_fill(arrival(is_marked.to(y.dtype), *args[1:]) > 0.5, torch.nan)
 
 
 def _drop_bias(layer: Any, weight: Tensor) -> nn.Module:
@@ -252,8 +252,7 @@ def _constant_effect(view: AffineView, seen: Tensor, constant: Tensor) -> Tensor
     only = torch.zeros_like(seen).index_copy(axis, index, seen.index_select(axis, index))
     y = _drop_bias(view.layer, view.weight)(only).movedim(view.axis, 0).flatten(1)
     low, high = y.amin(1), y.amax(1)
-    varies = bool((high - low > _UNIFORM * y.abs().max()).any())
-    return None if varies else (low + high) / 2
+    return None if bool((high - low > _UNIFORM * y.abs().max()).any()) else (low + high) / 2
 
 
 def keep_equal_widths(net: nn.Module, removed: list[Unit]) -> list[Unit]:

@@ -77,11 +77,10 @@ def load(path: str | PathLike[str], into: nn.Module) -> nn.Module:
     source = as_path(path)
     check_readable(source)
     with open(source, "rb") as file:
-        is_packed = file.read(len(PACKED)) == PACKED
-    if is_packed:
-        raise VardropError(
-            f"{path} was written by vardrop.pack. Read it with vardrop.unpack(path, into=net)."
-        )
+        if file.read(len(PACKED)) == PACKED:
+            raise VardropError(
+                f"{path} was written by vardrop.pack. Read it with vardrop.unpack(path, into=net)."
+            )
     tensors, plan = read_tensors(source)
     if not isinstance(plan, dict) or plan.get("format") != _FORMAT:
         raise VardropError(
@@ -267,11 +266,10 @@ def load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
         net.load_state_dict(tensors)
     except RuntimeError as mismatch:
         layers = {name for name, m in net.named_modules() if type(m) in NOISY_TYPES}
-        others = sorted(set(tensors) - set(net.state_dict()))
         hints = [
             f" It contains a noisy model ({key!r}): call vardrop.convert(into, recipe) with its "
             "recipe before loading, or write it with vardrop.save_noisy."
-            for key in others
+            for key in sorted(set(tensors) - set(net.state_dict()))
             if key.rpartition(".")[0].removesuffix(".gate") in layers
         ]
         raise VardropError(

@@ -214,12 +214,11 @@ def shrink(
         f"'{name}' ({type(module).__name__}) stays noisy: it has no plain equivalent."
         for name, module in named_modules_of(plain, Noisy).items()
     ]
-    is_pruned = not all(bool(r.kept.all()) for r in relevances.values())
     plan = ShrinkPlan(
         layers=_layer_reports(parts, graph.costs, layer_costs(cut.net, inputs), cut.selects),
         notes=tuple(cut.notes),
         proof=str(probes),
-        change=probes.change(net) if is_pruned else 0.0,
+        change=0.0 if all(bool(r.kept.all()) for r in relevances.values()) else probes.change(net),
         latency=(before, after),
         standard_deviations=_cut_deviations(plain, deviations, cut),
         thresholds={name: r.threshold for name, r in relevances.items()},
@@ -306,8 +305,7 @@ def _cut_dead_units(
 
     def attempt(reasons: Mapping[tuple[tuple[str, ...], ...], str]) -> _Cut | None:
         """The cut of all units except units of these shapes, if the outputs stay equal."""
-        pairs = ((u, u.reason or reasons.get(u.shape)) for u in units)
-        chosen = [dataclasses.replace(u, reason=reason) for u, reason in pairs]
+        chosen = [dataclasses.replace(u, reason=u.reason or reasons.get(u.shape)) for u in units]
         cut = _Cut(parts, probes.example, chosen, flow, drop_inputs)
         line.advance()
         return cut if probes.equal(cut.net) else None
@@ -322,11 +320,11 @@ def _cut_dead_units(
             "Expected the small model to equal the masked model, but got other outputs. An "
             "operation between its layers mixes units in a way that could not be followed."
         )
-    why = "none of those that could be followed is dead"
     if obstacle:
-        why = f"marks cannot be followed through this model ({obstacle})"
-    if obstacle or not (cut.removed or cut.notes):
-        cut.notes.append(f"No unit is removed: {why}.")
+        reason = f"marks cannot be followed through this model ({obstacle})"
+        cut.notes.append(f"No unit is removed: {reason}.")
+    elif not (cut.removed or cut.notes):
+        cut.notes.append("No unit is removed: none of those that could be followed is dead.")
     return cut
 
 

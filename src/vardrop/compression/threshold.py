@@ -119,8 +119,8 @@ def choose_threshold(
     for threshold in track(candidates, "choose_threshold", progress=progress):
         masks = [r.kept for r in rules(net, threshold).values()]
         share = sum(int((~k).sum()) for k in masks) / sum(k.numel() for k in masks)
-        masked = zero_pruned_weights(net, threshold)[0]
-        curve.append(Point(threshold, score(masked, examples, metric), share))
+        masked_score = score(zero_pruned_weights(net, threshold)[0], examples, metric)
+        curve.append(Point(threshold, masked_score, share))
     if kind == "sparsity":
         met, nearest = [p for p in curve if p.sparsity >= limit], curve[-1]
     else:

@@ -286,8 +286,7 @@ def _group_disjoint(layers: dict[str, Marks]) -> list[dict[str, Marks]]:
     """Groups of layers whose marks reach no common place."""
     groups: list[dict[str, Marks]] = []
     for name, places in layers.items():
-        others = ((group, chain.from_iterable(group.values())) for group in groups)
-        fitting = (group for group, taken in others if places.keys().isdisjoint(taken))
+        fitting = (g for g in groups if places.keys().isdisjoint(chain.from_iterable(g.values())))
         if (chosen := next(fitting, None)) is None:
             groups.append(chosen := {})
         chosen[name] = places

@@ -12,8 +12,8 @@ import dataclasses
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import pairwise
 from typing import Literal
@@ -107,8 +107,7 @@ class UnitGates(nn.Module):
         is_open = self.noise.open_probability({"logit": self.logit})
         return self.cost(is_open, quantity).to(self.logit)
 
-    @contextmanager
-    def acting(self, net: nn.Module) -> Iterator[None]:
+    def acting(self, net: nn.Module) -> AbstractContextManager[None]:
         """Apply the gates to a model: draws in training mode, means in evaluation mode."""
         handles = [net.register_forward_pre_hook(self._draw)]
         for name, view in affine_layers(net).items():
@@ -116,18 +115,14 @@ class UnitGates(nn.Module):
                 numbers = self._readers[name].to(view.weight.device)
                 hook = partial(self._multiply, view.axis, numbers)
                 handles.append(view.layer.register_forward_pre_hook(hook))
-        with hooks(*handles):
-            yield
+        return hooks(*handles)
 
     def _draw(self, net: nn.Module, args: Inputs) -> None:
         """One draw per batch: Adam then slows gates that affect the loss, and closes others."""
         tensors = {"logit": self.logit}
-        one = torch.ones(1, device=self.logit.device)
-        if net.training:
-            drawn = self.noise.multiplier(one.expand(len(self.units)), 0, tensors)
-        else:
-            drawn = self.noise.unit_mean(tensors)
-        self._factors = torch.cat([one, drawn])
+        means = self.noise.unit_mean(tensors)
+        factors = self.noise.multiplier(means, 0, tensors) if net.training else means
+        self._factors = torch.cat([means.new_ones(1), factors])
 
     def _multiply(self, axis: int, numbers: Tensor, layer: nn.Module, args: Inputs) -> Inputs:
         """Multiply the inputs of a layer by the factors of their gates."""
@@ -156,8 +151,8 @@ class UnitGates(nn.Module):
     def evenly(self, fraction: float, multiple: int = 1, least: int = 1) -> Tensor:
         """A mask that keeps this fraction of the units of every layer, as `choose` rounds them."""
         layers = self._layers(multiple, least)
-        chosen = (gates[: round(fraction * len(gates))] for gates, _, _ in layers)
-        return self._mask([gate for gates in chosen for gate in gates], layers)
+        chosen = [g for gates, _, _ in layers for g in gates[: round(fraction * len(gates))]]
+        return self._mask(chosen, layers)
 
     def _layers(self, multiple: int, least: int) -> list[tuple[list[int], int, int]]:
         """Gates with the same emitters, best first, how many open at a time, and how many stay."""

@@ -101,8 +101,7 @@ def logit_from_log(log_probability: Tensor) -> Tensor:
 
 def _stopped(x: Tensor, grad: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
     """The gradient of x, zero for elements that a descent step would move out of the range."""
-    leaves = ((x >= high) & (grad < 0)) | ((x <= low) & (grad > 0))
-    return grad.masked_fill(leaves, 0.0)
+    return grad.masked_fill(((x >= high) & (grad < 0)) | ((x <= low) & (grad > 0)), 0.0)
 
 
 class _Project(torch.autograd.Function):
@@ -170,8 +169,7 @@ def clamp_with_gradient(x: Tensor, low: float, high: float) -> Tensor:
     if in_forward_mode():
         return x.clamp(low, high)
     bounds = x.new_full((), low), x.new_full((), high)
-    traced = torch.compiler.is_compiling() or in_transform()
-    if traced or not (x.is_leaf and x.requires_grad):
+    if torch.compiler.is_compiling() or in_transform() or not (x.is_leaf and x.requires_grad):
         return _Project.apply(x, *bounds)
     stops = (h for h in backward_hooks(x) if isinstance(h, _Stop))
     if not any((h.low, h.high) == (low, high) and h.x() is x for h in stops):

@@ -130,8 +130,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if x.dim() == 2:
         return _Linear.apply(x, weight, bias)
     # torch would return a view from inside the function, which cannot be changed in place.
-    rows = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias)
-    return rows.view(*x.shape[:-1], len(weight))
+    return _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], len(weight))
 
 
 class _LocalContext(FunctionContext, Protocol):

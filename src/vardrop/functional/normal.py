@@ -36,8 +36,7 @@ def normal_kl(
     tensor(0.5000)
     """
     log_ratio = log_variance - 2 * prior_std.log()
-    shift = ((mean - prior_mean) / prior_std).square()
-    return 0.5 * (log_ratio.exp() + shift - 1 - log_ratio)
+    return 0.5 * (log_ratio.exp() + ((mean - prior_mean) / prior_std).square() - 1 - log_ratio)
 
 
 def normal_entropy(*, log_variance: Tensor) -> Tensor:

@@ -110,8 +110,7 @@ class draw_from(AbstractContextManager[None]):
     """
 
     def __init__(self, noise: GeneratorNoise | TensorNoise) -> None:
-        self.before = _thread.source
-        self.source = self.before._replace(**vars(noise))  # both have names of its fields
+        self.source = _thread.source._replace(**vars(noise))  # both have names of its fields
 
     def __enter__(self) -> None:
         self.before, _thread.source = _thread.source, self.source
@@ -197,8 +196,7 @@ def uniform(shape: _Shape, like: Tensor) -> Tensor:
     if (take := noise_source().take) is not None:
         below = torch.erf(take(shape).to(dtype) * math.sqrt(0.5)) * 0.5 + 0.5
         return below.clamp(step, 1 - step)
-    source = generator(like.device)
-    unit = torch.rand(shape, dtype=dtype, device=like.device, generator=source)
+    unit = torch.rand(shape, dtype=dtype, device=like.device, generator=generator(like.device))
     return unit * (1 - 2 * step) + step
 
 
@@ -234,8 +232,7 @@ def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
 def _spread(draw: Callable[[_Shape, Tensor], Tensor], shape: _Shape, like: DTensor) -> Tensor:
     """Noise in the parts of `like`: the same wherever processes hold the same numbers."""
     local_shape, number, join = shard_like(shape, like)
-    seed = common_seed(like, generator(torch.device("cpu"))) + number
-    with draw_from(GeneratorNoise(seed)):
+    with draw_from(GeneratorNoise(common_seed(like, generator(torch.device("cpu"))) + number)):
         return join(draw(local_shape, like.to_local()))
 
 

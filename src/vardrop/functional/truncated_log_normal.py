@@ -72,8 +72,7 @@ def kl(mu: Tensor, log_sigma: Tensor, low: float, high: float) -> Tensor:
     ends = a * torch.exp(_log_density(a) - log_mass) - b * torch.exp(_log_density(b) - log_mass)
     near = -0.5 * LOG_2PI - 0.5 - log_mass - 0.5 * ends
     beyond = _kl_from_outside(torch.where(far, outside, _FAR), (high - low) / sigma)
-    constant = math.log(high - low) - log_sigma.double()
-    return (constant + torch.where(far, beyond, near)).to(mu.dtype)
+    return (math.log(high - low) - log_sigma.double() + torch.where(far, beyond, near)).to(mu.dtype)
 
 
 def _kl_from_outside(outside: Tensor, width: Tensor) -> Tensor:
@@ -160,8 +159,7 @@ def log_sample(mu: Tensor, log_sigma: Tensor, low: float, high: float, noise: Te
     for _ in range(_NEWTON_STEPS):
         in_tail = _newton(tail, in_tail)
     z = _newton(target, _newton(target, torch.where(body, in_body, in_tail)))
-    log_theta = mu.double() + sigma * torch.where(flip, -z, z)
-    return log_theta.clamp(low, high).to(mu.dtype)
+    return (mu.double() + sigma * torch.where(flip, -z, z)).clamp(low, high).to(mu.dtype)
 
 
 def _newton(target: Tensor, z: Tensor) -> Tensor:

@@ -140,8 +140,7 @@ def kumaraswamy_log_sample(a: Tensor, b: Tensor, noise: Tensor) -> Tensor:
     Nalisnick & Smyth 2017, "Stick-breaking variational autoencoders", eq. 5.
     """
     # u^(1/b) below one rounding step of 1 keeps the inner logarithm and its gradient finite.
-    power = (noise.log() / b).clamp(max=-torch.finfo(noise.dtype).tiny)
-    return log1mexp(power) / a
+    return log1mexp((noise.log() / b).clamp(max=-torch.finfo(noise.dtype).tiny)) / a
 
 
 def kumaraswamy_log_mean(a: Tensor, b: Tensor) -> Tensor:

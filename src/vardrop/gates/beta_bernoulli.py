@@ -88,8 +88,7 @@ class BetaBernoulli(FeatureNoise):
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         """A relaxed z per unit and example, with one pi per unit and batch."""
         a, b = self.parameters(tensors)
-        log_pi = kumaraswamy_log_sample(a, b, uniform(a.shape, a))
-        logit = along(axis, x, logit_from_log(log_pi))
+        logit = along(axis, x, logit_from_log(kumaraswamy_log_sample(a, b, uniform(a.shape, a))))
         noise = uniform(noise_shape(x, axis, "channel"), logit)
         return concrete(logit, noise, self.temperature).to(x.dtype)
 

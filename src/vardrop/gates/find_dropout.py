@@ -54,8 +54,8 @@ def find_functional_dropout(
     >>> find_functional_dropout(torch.nn.Sequential(Block(), torch.nn.Dropout()), torch.ones(3))
     {'0': 0.25}
     """
-    calls = sorted(_dropout_calls(net, example_input, training))
-    return {name: rate for name, _, rate in calls}  # the largest of a module comes last
+    # The largest rate of a module comes last.
+    return {name: rate for name, _, rate in sorted(_dropout_calls(net, example_input, training))}
 
 
 def find_unswitched_dropout(net: nn.Module, x: Any) -> list[str]:

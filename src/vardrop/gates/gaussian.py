@@ -86,8 +86,7 @@ class GaussianDropout(FeatureNoise):
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         """1 + sqrt(alpha) noise."""
         std = torch.exp(0.5 * self.log_alpha(tensors)).to(x.dtype)
-        shape = noise_shape(x, axis, self.granularity)
-        return 1 + along(axis, x, std) * standard_normal(shape, x)
+        return 1 + along(axis, x, std) * standard_normal(noise_shape(x, axis, self.granularity), x)
 
     def moments(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
         """1 and alpha."""

@@ -75,8 +75,7 @@ class LogNormal(FeatureNoise):
         """theta, one per unit and batch."""
         parameters = self.parameters(tensors)
         noise = uniform(parameters[0].shape, parameters[0])
-        theta = truncated_log_normal.log_sample(*parameters, noise).exp()
-        return along(axis, x, theta.to(x.dtype))
+        return along(axis, x, truncated_log_normal.log_sample(*parameters, noise).exp().to(x.dtype))
 
     def unit_mean(self, tensors: Tensors) -> Tensor:
         """E theta, or zero if the signal-to-noise ratio is at most the threshold."""

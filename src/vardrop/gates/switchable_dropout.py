@@ -68,8 +68,7 @@ class SwitchableDropout(SwitchedMode):
 
     def forward(self, input: Tensor) -> Tensor:
         """The input with noise while sampling, else the input itself."""
-        global_noise = generator(input.device) is None and not noise_is_given()
-        if not self.training or global_noise:
+        if not self.training or (generator(input.device) is None and not noise_is_given()):
             return super().forward(input)
         # The functions of torch draw from the global generator only.
         spatial = input.dim() - 2 if self.spatial is None else self.spatial

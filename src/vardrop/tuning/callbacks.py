@@ -86,10 +86,9 @@ class NoiseCheck(Callback):
         self.steps += 1
 
     def on_epoch_end(self, at: Position) -> None:
-        is_long = at.epoch >= self.epochs and self.steps >= _STEPS
-        moves = [float((_sample_entries(p) - old).abs().mean()) for p, old in self.start]
-        move = max(moves, default=_MOVE)
-        if is_long and self.elbo.beta > 0 and move < _MOVE:
+        is_checked = at.epoch >= self.epochs and self.steps >= _STEPS and self.elbo.beta > 0
+        moves = (float((_sample_entries(p) - old).abs().mean()) for p, old in self.start)
+        if is_checked and (move := max(moves, default=_MOVE)) < _MOVE:
             warnings.warn(
                 f"The noise has hardly moved in {self.steps} steps: the noise parameters changed "
                 f"by at most {move:.2g} on average. The result is the model without learned noise. "

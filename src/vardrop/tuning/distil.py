@@ -76,8 +76,7 @@ def distil(
     check_net(student, "student")
     check_integer("epochs", epochs)
     check_number("temperature", temperature, above=0)
-    if seed is not None:
-        check_integer("seed", seed, 0)
+    check_integer("seed", 0 if seed is None else seed, 0)
     if optimizer is None and not any(True for _ in student.parameters()):
         raise VardropError("Expected `student` to have parameters to train, but got none.")
 

@@ -31,7 +31,7 @@ from vardrop.objective import ELBO, parameter_groups
 from vardrop.prediction import fit_log_scale, predict
 from vardrop.tuning.batches import check_batch, check_rereadable
 from vardrop.tuning.callbacks import NoiseCheck
-from vardrop.tuning.minimize import Callback, Position, ShowProgress, minimize
+from vardrop.tuning.minimize import Position, ShowProgress, minimize
 
 Batches = Iterable[tuple[Batch, Tensor]]
 Loss = Callable[[Any, Tensor], Tensor]
@@ -127,8 +127,7 @@ def fine_tune(
     """
     check_net(net)
     check_rereadable("data", data)
-    if epochs is not None:
-        check_integer("epochs", epochs)
+    check_integer("epochs", 1 if epochs is None else epochs)
     if not has_noise(net):
         if loss is None or optimizer is None:
             raise VardropError(
@@ -272,17 +271,6 @@ def _fine_tune_plain(
     return net
 
 
-class _StepScheduler(Callback):
-    """Steps a scheduler. OneCycleLR also changes the first beta of Adam."""
-
-    def __init__(self, scheduler: torch.optim.lr_scheduler.OneCycleLR) -> None:
-        self.scheduler = scheduler
-
-    def on_step(self, at: Position, loss: Tensor) -> None:
-        if self.scheduler.last_epoch + 1 < self.scheduler.total_steps:
-            self.scheduler.step()
-
-
 def _fine_tune_noisy(
     elbo: ELBO, data: Batches, epochs: int, epoch_steps: int, lr: float, progress: bool | None
 ) -> None:
@@ -290,7 +278,14 @@ def _fine_tune_noisy(
     reduce_initial_noise(elbo.net)
     optimizer = torch.optim.Adam(parameter_groups(elbo, lr, noise_lr=_NOISE_LR))
     rates = [group["lr"] for group in optimizer.param_groups]
+    # It also changes the first beta of Adam.
     one_cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(steps, 2))
+
+    def step_schedule(*_: object) -> None:
+        if one_cycle.last_epoch + 1 < one_cycle.total_steps:  # a stream may grow
+            one_cycle.step()
+
+    optimizer.register_step_post_hook(step_schedule)
     elbo.train()
     try:
         with ShowProgress("fine_tune", steps, progress) as line:
@@ -299,7 +294,7 @@ def _fine_tune_noisy(
                 lambda at: data,
                 optimizer,
                 epochs=epochs,
-                callbacks=[_StepScheduler(one_cycle), NoiseCheck(elbo, epochs), line],
+                callbacks=[NoiseCheck(elbo, epochs), line],
             )
     finally:
         for module, mode in modes.items():

@@ -134,8 +134,7 @@ def minimize(
                 )
             descend(batch_loss, optimizer, max_norm)
             at = at._replace(step=at.step + 1)
-            stops = [callback.on_step(at, batch_loss.detach()) for callback in callbacks]
-            if any(stops):
+            if True in [callback.on_step(at, batch_loss.detach()) for callback in callbacks]:
                 return at._replace(stopped=True)
         if at.step == 0:
             raise VardropError(
@@ -143,8 +142,7 @@ def minimize(
                 "list or a loader, not an iterator."
             )
         at = Position(at.epoch + 1)
-        stops = [callback.on_epoch_end(at) for callback in callbacks]
-        if any(stops):
+        if True in [callback.on_epoch_end(at) for callback in callbacks]:
             return at._replace(stopped=True)
     return at
 

@@ -341,8 +341,7 @@ class _Slimming:
         self, gates: UnitGates, kind: str, limit: float, widths: _Widths, measure: _Measure
     ) -> Tensor:
         """A mask of evenly narrowed layers that meets a latency. Other budgets are only checked."""
-        mask = gates.evenly(0, *widths[-1])
-        if (least := measure(mask)) > limit:
+        if (least := measure(gates.evenly(0, *widths[-1]))) > limit:
             raise VardropError(
                 f"Expected `{kind}` to be at least {math.ceil(1000 * least) / 1000:g}, the cost of "
                 f"the narrowest model with multiples of {widths[-1][0]} units, but got {limit:g}. "

@@ -200,8 +200,7 @@ def _make_call(runtime: str, net: nn.Module, inputs: Inputs) -> Callable[[], obj
                 path, options, providers=["CPUExecutionProvider"]
             )
     pairs = zip(session.get_inputs(), tensors_in(inputs), strict=True)
-    feed = {node.name: tensor.cpu().numpy() for node, tensor in pairs}
-    return partial(session.run, None, feed)
+    return partial(session.run, None, {node.name: t.cpu().numpy() for node, t in pairs})
 
 
 def budget_warnings(slimmed: Slimmed, drop: float, kind: str, limit: float) -> Iterator[str]:

@@ -93,12 +93,10 @@ class StackedTraining(Callback):
         def one(
             parameters: dict[str, Tensor], buffers: dict[str, Tensor], *examples: Tensor
         ) -> Tensor:
-            loss: Tensor = functional_call(self.elbo, (parameters, buffers), examples).loss
-            return loss
+            return functional_call(self.elbo, (parameters, buffers), examples).loss
 
         run = torch.vmap(one, randomness="different")
-        losses: Tensor = run(self.parameters, buffers, *(t[batch] for t in self.tensors))
-        return losses
+        return run(self.parameters, buffers, *(t[batch] for t in self.tensors))
 
     def check_vmap(self) -> None:
         """Raise a RuntimeError if the models cannot run under vmap. The models are unchanged."""

@@ -84,8 +84,7 @@ class Loop(Callback):
         precision: Precision = "float32",
         compile: bool = False,
     ) -> None:
-        if max_norm is not None:
-            check_number("max_norm", max_norm, above=0)
+        check_number("max_norm", 1 if max_norm is None else max_norm, above=0)
         check_choice("precision", precision, get_args(Precision))
         if isinstance(x, Tensor) != (y is not None) or (y is None and weight is not None):
             raise VardropError(
@@ -93,11 +92,11 @@ class Loop(Callback):
                 f"no `y` and `weight`, but got {type(x).__name__} and {type(y).__name__}."
             )
         device = elbo.beta.device
-        self.source: BatchSource
-        if isinstance(x, Tensor):
-            self.source = TensorBatches((x, y, weight), batch_size, device, world)
-        else:
-            self.source = StreamBatches(x, device, world)
+        self.source: BatchSource = (
+            TensorBatches((x, y, weight), batch_size, device, world)
+            if isinstance(x, Tensor)
+            else StreamBatches(x, device, world)
+        )
         self.elbo, self.optimizer, self.world = elbo, optimizer, world
         self.epochs, self.batch_size, self.beta, self.rate = epochs, batch_size, beta, rate
         self.max_norm, self.precision, self.compile = max_norm, precision, compile

@@ -54,11 +54,11 @@ class SlimAttention(Heads, nn.Module):
     def recompose(self) -> nn.MultiheadAttention | None:
         """Torch's layer with these weights, or None if a head or a unit is missing."""
         q, k, v, out = self.q_proj, self.k_proj, self.v_proj, self.out_proj
-        sizes = q.in_features, q.out_features, k.out_features, out.out_features
-        if sizes != (self.embed_dim,) * 4:
+        if {q.in_features, q.out_features, k.out_features, out.out_features} != {self.embed_dim}:
             return None
         layer = nn.MultiheadAttention(
             *(self.embed_dim, self.num_heads, self.dropout),
+            bias=any(part.bias is not None for part in (q, k, v)),
             add_zero_attn=self.add_zero_attn,
             batch_first=self.batch_first,
             kdim=k.in_features,
@@ -71,8 +71,7 @@ class SlimAttention(Heads, nn.Module):
                 setattr(layer, name, part.weight)
         else:
             joined["in_proj_weight"] = [q.weight, k.weight, v.weight]
-        layer.register_parameter("in_proj_bias", None)
-        if any(part.bias is not None for part in (q, k, v)):
+        if layer.in_proj_bias is not None:
             zero = torch.zeros_like(q.weight[:, 0])
             joined["in_proj_bias"] = [zero if p.bias is None else p.bias for p in (q, k, v)]
         for name, tensors in joined.items():
@@ -103,8 +102,7 @@ class SlimAttention(Heads, nn.Module):
         return self.q_proj(query), self.k_proj(key), self.v_proj(value)
 
     def _output(self, heads: Tensor, noise: object) -> Tensor:
-        y: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
-        return y
+        return self.out_proj(heads.transpose(1, 2).flatten(2))
 
     def _for_heads(self, masks: Tensor) -> Tensor:
         return masks.index_select(1, self.heads)
