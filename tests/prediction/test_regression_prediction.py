@@ -122,7 +122,7 @@ def values(noise_std=0.0, keep=4):
     (lambda: values().probs, "a classification for `probs`"),
     (lambda: values().entropy, "a classification for `entropy`"),
     (lambda: values().log_prob(torch.zeros(2, 1)), "a likelihood with a density"),
-    (lambda: values(0.1).log_prob(torch.zeros(2)), r"shape \(2, 1\) of the prediction, but got \(2,\)"),
+    (lambda: values(0.1).log_prob(torch.zeros(2)), r"shape \(2, 1\) to match `prediction`, but got shape \(2,\)"),
     (lambda: values(keep=0).interval(0.9), "kept draws, but got none"),
 ])  # fmt: skip
 def test_bad_questions_are_refused(ask, match):
@@ -226,7 +226,7 @@ def test_bad_input_is_refused():
         ("classes from 0 to 3, but got 9", conformal, p, torch.full((20,), 9)),
         ("`level` to be a finite number and above 0 and below 1", conformal, p, y, 1.5),
         ("regression for `interval`, but got classes", conformal(p, y).interval, p),
-        (r"shape \(3, 1\) of the prediction, but got \(3,\)", conformal, values, torch.zeros(3)),
+        (r"shape \(3, 1\) to match `prediction`, but got shape \(3,\)", conformal, values, torch.zeros(3)),
         ("a positive `std` for every example", conformal, certain, torch.zeros(3, 1)),
         (r"but got Bernoulli\(\)", conformal, binary, torch.zeros(3, 1)),
     ):  # fmt: skip
