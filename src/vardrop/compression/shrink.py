@@ -284,7 +284,7 @@ class _Cut:
             try:
                 run(self.net, inputs)
                 self.selects[name] = keep
-            except AttributeError as failure:
+            except CODE_ERRORS as failure:  # or it does not run since units were removed
                 self.notes.append(f"'{name}' keeps inputs that it does not read: {failure}.")
                 self.net = replace_module(self.net, name, view.layer)
 
