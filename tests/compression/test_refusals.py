@@ -45,11 +45,16 @@ def broken(net, x):
     raise RuntimeError("the user's own words")
 
 
+def magnitude():
+    return Parts(lambda net, x: net.layer(x.abs()), layer=nn.Linear(4, 3))
+
+
 SHRINK = [
     (None, X, {}, "Expected `net` to be a torch.nn.Module, but got None"),
     (noisy, "x", {}, "Expected `example_input` to be a tensor, .* but got 'x'"),
     (noisy, X[:0], {}, r"with at least one row, but got a tensor of shape \(0, 4\)"),
     (noisy, X * NAN, {}, "Expected `example_input` to be finite"),
+    (magnitude, X + 0j, {}, "real numbers or integers, but got torch.complex64. Pass torch.view_as_real"),
     (noisy, torch.zeros(1, 9), {}, "Expected `net` to take `example_input`, but got RuntimeError"),
     (lambda: vd.convert(Parts(broken, layer=nn.Linear(4, 3)), vd.sparse_vd()), X, {}, "RuntimeError: the user's own words"),
     (lambda: with_weight(noisy(), NAN), X, {}, "to be finite, but got NaN or infinity in '0.weight'"),

@@ -214,6 +214,40 @@ def test_layers_select_the_inputs_that_they_read(tmp_path, make, read, index):
     assert select.index.tolist() == index
 
 
+class Stem(nn.Module):
+    """A first convolution in groups, perhaps with a skip connection, and a second convolution."""
+
+    def __init__(self, groups, skip):
+        super().__init__()
+        self.first = nn.Conv2d(4, 4, 3, padding=1, groups=groups, bias=False)
+        self.norm, self.relu, self.pool = nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2)
+        self.second, self.head = nn.Conv2d(4, 6, 1), nn.Linear(6 * 16, 3)
+        self.skip = skip
+
+    def forward(self, x):
+        y = self.first(x)
+        y = self.pool(self.relu(self.norm(y + x if self.skip else y)))
+        return self.head(self.second(y).relu().flatten(1))
+
+
+@pytest.mark.parametrize(("groups", "skip", "left", "macs"), [
+    (1, False, 2, (9888, 4993)), (2, False, 2, (5280, 2689)), (4, False, 4, (2976, 2689)),
+    (1, True, 4, (9888, 9601)), (2, True, 4, (5280, 4993)), (4, True, 4, (2976, 2689)),
+])  # fmt: skip
+def test_units_that_are_also_inputs_of_the_model_stay(tmp_path, groups, skip, left, macs):
+    """They are selected after the layer, which then reads all channels of the image."""
+    net, x = sparsen(Stem(groups, skip), generator(), share=0.0, units=0.0), torch.randn(2, 4, 8, 8)
+    with torch.no_grad():
+        net.second.weight[:, [1, 2]] = 0  # one channel of each of two groups
+        net.head.weight[:, 2 * 16 : 3 * 16] = 0
+        net.head.weight[:, :5] = 0  # some pixels of a channel
+    sizes = {"first.in_channels": 4, "first.out_channels": left, "head.1.in_features": 5 * 16 - 5}
+    plan = check_cut(net, x, Stem(groups, skip), tmp_path / "net", sizes, drop_inputs=True).plan
+    second = next(r for r in plan.layers if r.name == "second").after
+    assert (second.inputs, second.outputs) == (2, 5)
+    assert plan.total("macs") == macs
+
+
 def test_hidden_units_that_are_returned_stay():
     run = lambda net, x: (net.b(h := net.a(x).relu()), h)
     net = Parts(run, a=nn.Linear(3, 4), b=nn.Linear(4, 2))

@@ -203,8 +203,8 @@ def shrink(
     plain, deviations = zero_pruned_weights(net, threshold)
     with ProgressLine("shrink", progress=progress) as line:
         check_runs(plain, inputs)
-        probes, parts = Probes(plain, inputs), mask.decompose_layers(copy.deepcopy(plain))
-        graph = trace_units(parts, inputs, line.advance)
+        parts = mask.decompose_layers(copy.deepcopy(plain))
+        graph, probes = trace_units(parts, inputs, line.advance), Probes(plain, inputs)
         cut = _cut_dead_units(parts, graph, probes, drop_inputs, line)
         nets = {"before": plain, "after": cut.net}
         calls = {key: partial(call_net, m, clone_batch(inputs)) for key, m in nets.items()}
@@ -283,7 +283,7 @@ class _Cut:
             try:
                 run(self.net, inputs)
                 self.selects[name] = keep
-            except AttributeError as failure:
+            except CODE_ERRORS as failure:  # or it does not run since units were removed
                 self.notes.append(f"'{name}' keeps inputs that it does not read: {failure}.")
                 self.net = replace_module(self.net, name, view.layer)
 

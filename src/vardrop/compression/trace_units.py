@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from vardrop._core.calls import tensors_in
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import parameter_owners
 from vardrop.compression.costs import Costs, CountedPass
@@ -81,6 +82,11 @@ def trace_units(
         raise VardropError(
             f"TorchScript is not supported by shrink and slim (module '{scripts[0] or '(net)'}'). "
             "Pass the Python model that it was made from."
+        )
+    if kinds := [t.dtype for t in tensors_in(example) if t.is_complex()]:
+        raise VardropError(
+            f"Expected `example_input` to be real numbers or integers, but got {kinds[0]}. Pass "
+            "torch.view_as_real(x), and call torch.view_as_complex in the model."
         )
     counted = CountedPass(net, example)
     layers, owners, fixed = affine_layers(net), parameter_owners(net), {}
