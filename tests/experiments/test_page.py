@@ -249,11 +249,20 @@ def test_tables_of_pages_are_filled_from_results(tmp_path):
     filled = fill_tables(page, described, table)
     assert filled.splitlines()[1:-2] == [
         "<!-- table errors -->",
+        "| task | ours |",
+        "| --- | --: |",
+        "| digits | 1.63 ± 0.13 (sparse VD) |",
+        "",
+        "Source: `results/toy/done.json`",
+    ]
+    assert fill_tables(filled, described, table) == filled
+    two = [done, {"name": "toy/missing", "result": done["result"]}]
+    assert fill_tables(page, described, two).splitlines()[2:6] == [
         "| task | ours | file |",
         "| --- | --: | --- |",
         "| digits | 1.63 ± 0.13 (sparse VD) | `results/toy/done.json` |",
+        "| letters | 1.63 ± 0.13 | `results/toy/missing.json` |",
     ]
-    assert fill_tables(filled, described, table) == filled
     done["result"]["runs"] = [{}]
     assert_refused("toy/done to have 3 seeds, but got 1", fill_tables, page, described, table)
 

@@ -23,7 +23,13 @@ from vardrop._core.torch_private import has_plain_forward, own_tensors
 from vardrop._core.values import Value
 from vardrop.estimators import LocalReparameterization, check_estimator, local_reparameterization
 from vardrop.functional import log_square, noise_is_given, redirect_random_ops, standard_normal
-from vardrop.gates import DROPOUT_TYPES, drop_rate, functional_dropout_rates
+from vardrop.gates import (
+    DROPOUT_TYPES,
+    SwitchableDropout,
+    SwitchedMode,
+    drop_rate,
+    functional_dropout_rates,
+)
 from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
 from vardrop.noisy import Noisy
 from vardrop.posteriors import Axes, Posterior, Tensors
@@ -46,7 +52,12 @@ def draws_functions(net: nn.Module) -> bool:
     layers = (m for m in net.modules() if isinstance(m, Variational))
     weights = [m for m in layers if m.posterior is not None]
     draws_weights = all(m.estimator.whole_weights_per is not None for m in weights)
-    return bool(weights) and draws_weights and not any(map(functional_dropout_rates, net.modules()))
+    in_code = (
+        functional_dropout_rates(m)
+        or (isinstance(m, SwitchedMode) and not isinstance(m, SwitchableDropout))
+        for m in net.modules()
+    )
+    return bool(weights) and draws_weights and not any(in_code)
 
 
 def check_noise(net: nn.Module) -> None:
