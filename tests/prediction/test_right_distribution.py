@@ -59,6 +59,19 @@ def test_noise_before_the_first_noisy_layer_is_drawn_for_every_draw(chain, name,
     assert_variance(draws, torch.full((2, 1), 6.0).double())
 
 
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_in_code_comes_from_the_seed_in_every_whole_function(name):
+    net = nn.Sequential(nn.Linear(6, 6), Parts(NOISES[name]), nn.Linear(6, 1))
+    vd.convert(net, vd.bayes_by_backprop(log_sigma2=-30.0))
+    state, runs = torch.get_rng_state(), []
+    for _ in range(2):
+        p = vd.predict(net, torch.ones(2, 6), 8, draw="functions", likelihood=vd.Values(), seed=0)
+        runs.append(p.draws)
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(*runs)
+    assert runs[0].std(0).min() > 1e-3
+
+
 @pytest.mark.parametrize("draw", ["estimator", "functions"])
 @pytest.mark.parametrize("first", [nn.Dropout(0.5, inplace=True), nn.ReLU(inplace=True)])
 def test_a_net_that_begins_in_place_leaves_the_input_alone(first, draw):

@@ -293,6 +293,7 @@ class RandomOpMode(TorchDispatchMode):
     def __init__(self, answer: Answer) -> None:
         super().__init__()
         self.answer = answer
+        self.count = 0  # of calls without a generator argument
 
     def __torch_dispatch__(
         self,
@@ -307,7 +308,10 @@ class RandomOpMode(TorchDispatchMode):
         if "dropout_p" in names:  # attention without dropout does not draw, although it has the tag
             place = names.index("dropout_p")
             draws = (args[place] if place < len(args) else named.get("dropout_p", 0.0)) > 0
-        return self.answer(function, args, named) if draws else function(*args, **named)
+        if not draws:
+            return function(*args, **named)
+        self.count += named.get("generator") is None
+        return self.answer(function, args, named)
 
 
 def redirect_random_ops() -> RandomOpMode:

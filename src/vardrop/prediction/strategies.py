@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain, islice, repeat
 
@@ -122,12 +123,16 @@ class FunctionDraws(PassDraws):
         if not hasattr(self._thread, "sampler"):
             self._thread.sampler = FunctionSampler(self.net)
         sampler = self._thread.sampler
-        shared = sampler.prepare(x)
+        shared, mode = sampler.prepare(x), use_call_generator(sampler.net)
         for seed in function_seeds(noise_source().seed or 0, samples):
-            with draw_from(GeneratorNoise(seed)), use_call_generator(sampler.net):
+            with draw_from(GeneratorNoise(seed)), mode:
                 sampler.redraw()
                 outputs = self.pick(sampler(shared))
             yield outputs
+            if sampler.split is not None and not getattr(mode, "count", 0):
+                mode = (
+                    nullcontext()
+                )  # a graph has no branches: the next draws call no such function
 
 
 class MemberDraws(PassDraws):
