@@ -244,8 +244,12 @@ def markdown(run: Run) -> str:
 
 
 def write(run: Run) -> None:
-    (HERE / "RESULTS.md").write_text(markdown(run))
-    chart.draw(run["rows"], HERE / "train_step.png")
+    """Write the page and its chart; those of a quick run, which is less exact, to build/."""
+    folder = HERE.parent / "build" / "benchmarks" if run["quick"] else HERE
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "RESULTS.md").write_text(markdown(run))
+    chart.draw(run["rows"], folder / "train_step.png")
+    print(folder / "RESULTS.md")
 
 
 if __name__ == "__main__":
