@@ -110,7 +110,7 @@ __all__ = sorted({n for n in (*_NAMES, *_HOMES) if n[0] != "_"} - _HELPERS)  # n
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'vardrop' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return globals().setdefault(name, getattr(importlib.import_module(_HOMES[name]), name))
 
 
 def __dir__() -> list[str]:

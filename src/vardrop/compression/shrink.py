@@ -279,7 +279,7 @@ class _Cut:
             keep = tuple((~view.unread()).nonzero().flatten().tolist()) or (0,)
             if view.groups > 1 or is_shared or len(keep) == view.inputs:
                 continue
-            self.net = _select_inputs(self.net, {name: keep})
+            self.net = _select_inputs(self.net, name, keep)
             try:
                 run(self.net, inputs)
                 self.selects[name] = keep
@@ -343,17 +343,18 @@ def _cut_deviations(
         replace_tensor(plain.get_submodule(owner), tensor, deviation)
     net = mask.decompose_layers(plain)
     cut_out(net, cut.gone)
-    net = _select_inputs(mask.recompose_layers(net), cut.selects)
+    net = mask.recompose_layers(net)
+    for name, keep in cut.selects.items():
+        net = _select_inputs(net, name, keep)
     named = net.named_parameters(remove_duplicate=False)
     return {n: p.detach() for n, p in named if p.dim() > 1 and bool((p != -1).any())}
 
 
-def _select_inputs(net: nn.Module, selects: Mapping[str, tuple[int, ...]]) -> nn.Module:
-    """Put a `Select` before layers, which then read only these inputs."""
-    for name, keep in selects.items():
-        (view,) = affine_layers(copy.deepcopy(net.get_submodule(name))).values()
-        index = torch.tensor(keep, device=view.weight.device)
-        is_read = torch.zeros(view.inputs, dtype=torch.bool).index_fill(0, index.cpu(), True)
-        view.resize(is_read, torch.ones(view.outputs, dtype=torch.bool))
-        net = replace_module(net, name, nn.Sequential(Select(index, view.axis), view.layer).eval())
-    return net
+def _select_inputs(net: nn.Module, name: str, keep: tuple[int, ...]) -> nn.Module:
+    """Put a `Select` before a layer, which then reads only these inputs."""
+    (view,) = affine_layers(copy.deepcopy(net.get_submodule(name))).values()
+    index = torch.tensor(keep, device=view.weight.device)
+    is_read = torch.zeros(view.inputs, dtype=torch.bool).index_fill(0, index.cpu(), True)
+    view.resize(is_read, torch.ones(view.outputs, dtype=torch.bool))
+    selected = nn.Sequential(Select(index, view.axis), view.layer).eval()
+    return replace_module(net, name, selected)
