@@ -209,7 +209,7 @@ def baseline_scores(pairs: Pairs, classes: int, unit: float) -> HeldOutScores:
     """Scores of a model without inputs: mean and standard deviation, or class frequencies."""
     targets = [summarize_targets(train.y, train.weights, classes) for train, _ in pairs]
     predicted = [
-        (baseline_prediction(known, len(held.y)), held)
-        for known, (_, held) in zip(targets, pairs, strict=True)
+        (baseline_prediction(target, len(held.y)), held)
+        for target, (_, held) in zip(targets, pairs, strict=True)
     ]
     return score_held_out(predicted, 0.0, unit)
