@@ -36,8 +36,9 @@ test: $(STAMP)
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
 
+# An interrupt that comes while coverage holds a lock never ends, so the tests of interrupts are left out.
 coverage: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal --cov=vardrop --cov-report=term:skip-covered --cov-fail-under=90
+	$(BIN)/python -m pytest -n 2 --dist worksteal -k "not interrupt" --cov=vardrop --cov-report=term:skip-covered --cov-fail-under=90
 
 check: $(STAMP)
 	$(BIN)/ruff check .
