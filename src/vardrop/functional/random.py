@@ -175,6 +175,12 @@ def resolve_seed(seed: int | None) -> int:
     return seed
 
 
+def _source_argument(device: torch.device) -> dict[str, Any]:
+    """The generator as an argument, if there is one: torch takes no dynamic shape with None."""
+    source = generator(device)
+    return {} if source is None else {"generator": source}
+
+
 def uniform(shape: _Shape, like: Tensor) -> Tensor:
     """Uniform noise strictly inside (0, 1), in at least single precision.
 
@@ -196,7 +202,7 @@ def uniform(shape: _Shape, like: Tensor) -> Tensor:
     if (take := noise_source().take) is not None:
         below = torch.erf(take(shape).to(dtype) * math.sqrt(0.5)) * 0.5 + 0.5
         return below.clamp(step, 1 - step)
-    unit = torch.rand(shape, dtype=dtype, device=like.device, generator=generator(like.device))
+    unit = torch.rand(shape, dtype=dtype, device=like.device, **_source_argument(like.device))
     return unit * (1 - 2 * step) + step
 
 
@@ -224,9 +230,7 @@ def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
     drawer, count = None if source.seed is None else generator(like.device), math.prod(shape)
     if count >= normal_table.MIN_COUNT and normal_table.can_look_up(like):
         return normal_table.look_up(count, drawer).view(shape)
-    if drawer is None:  # torch takes no dynamic shape together with a generator argument
-        return torch.randn(shape, dtype=like.dtype, device=like.device)
-    return torch.randn(shape, dtype=like.dtype, device=like.device, generator=drawer)
+    return torch.randn(shape, dtype=like.dtype, device=like.device, **_source_argument(like.device))
 
 
 def _spread(draw: Callable[[_Shape, Tensor], Tensor], shape: _Shape, like: DTensor) -> Tensor:
@@ -276,8 +280,8 @@ def random_signs(shape: _Shape, like: Tensor) -> Tensor:
         return torch.where(take(shape) < 0, -1.0, 1.0).to(like.dtype)
     if is_sharded(like):
         return _spread(random_signs, shape, like)
-    source = generator(like.device)
-    bits = torch.randint(0, 2, shape, generator=source, device=like.device, dtype=torch.int8)
+    source = _source_argument(like.device)
+    bits = torch.randint(0, 2, shape, device=like.device, dtype=torch.int8, **source)
     return bits.mul_(2).sub_(1).to(like.dtype)
 
 
