@@ -230,7 +230,9 @@ def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
     drawer, count = None if source.seed is None else generator(like.device), math.prod(shape)
     if count >= normal_table.MIN_COUNT and normal_table.can_look_up(like):
         return normal_table.look_up(count, drawer).view(shape)
-    return torch.randn(shape, dtype=like.dtype, device=like.device, **_source_argument(like.device))
+    if drawer is None:  # torch takes no dynamic shape together with a generator argument
+        return torch.randn(shape, dtype=like.dtype, device=like.device)
+    return torch.randn(shape, dtype=like.dtype, device=like.device, generator=drawer)
 
 
 def _spread(draw: Callable[[_Shape, Tensor], Tensor], shape: _Shape, like: DTensor) -> Tensor:
