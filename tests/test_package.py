@@ -71,7 +71,11 @@ def test_type_checkers_are_told_the_same_names():
 
 
 def test_placeholder_addresses_are_in_one_place():
-    names = [*ROOT.glob("*.*"), *(ROOT / ".github").rglob("*.*"), *(ROOT / "docs").rglob("*.md")]
+    names = [
+        *ROOT.glob("[!.]*.*"),
+        *(ROOT / ".github").rglob("*.*"),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
     texts = {path.name: path.read_text() for path in names if path.is_file()}
     assert [name for name, text in texts.items() if "example.invalid" in text] == ["pyproject.toml"]
 

@@ -86,21 +86,22 @@ def residual(net, x):
 
 
 @pytest.mark.parametrize(
-    "net",
+    "build",
     [
-        vd.convert(
+        lambda: vd.convert(
             nn.Sequential(Parts(residual, inner=nn.Linear(3, 3))), vd.bayes_by_backprop(None, -3.0)
         ),
-        nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Dropout(0.3), nn.Linear(64, 2)),
-        vd.convert(
+        lambda: nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Dropout(0.3), nn.Linear(64, 2)),
+        lambda: vd.convert(
             nn.Sequential(nn.Conv1d(1, 4, 2), nn.AvgPool1d(2), nn.Flatten(), nn.Linear(4, 2)),
             vd.Recipe(vd.AdditiveGaussian(-3.0), noisy_bias=True),
         ),
     ],
     ids=["residual", "dropout", "conv, noisy bias"],
 )
-def test_whole_nets_against_samples(net):
+def test_whole_nets_against_samples(build):
     torch.manual_seed(1)
+    net = build()
     x = torch.randn(3, 1, 3) if isinstance(net[0], nn.Conv1d) else torch.randn(3, 3)
     options = {"likelihood": vd.Values(), "keep": 0}
     sampled = vd.predict(net, x, 20_000, seed=0, **options)
